@@ -1,0 +1,7 @@
+"""The GPU layer: devices, tensors, kernels and replayed plans. Nothing here knows what a model is."""
+from .device import Device, open_device
+from .kernel import KernelCache
+from .plan import Plan
+from .tensor import Tensor, padded
+
+__all__ = ["Device", "KernelCache", "Plan", "Tensor", "open_device", "padded"]

@@ -1,0 +1,183 @@
+"""Choose an adapter, ask it for exactly what the kernels use, and hand out buffers that are counted."""
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import wgpu
+
+from ..errors import DeviceError, UserError
+from .tensor import DTYPES, Tensor
+
+# WebGPU's guaranteed limits: every kernel is planned within these (wgpu-py would silently ask for the adapter's maximum).
+DEFAULT_LIMITS = {
+    "max-bind-groups": 4,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+    "max-compute-workgroup-size-y": 256,
+    "max-compute-workgroup-size-z": 64,
+    "max-compute-workgroup-storage-size": 16384,
+    "max-compute-workgroups-per-dimension": 65535,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-uniform-buffers-per-shader-stage": 12,
+    "max-uniform-buffer-binding-size": 65536,
+    "min-storage-buffer-offset-alignment": 256,
+    "min-uniform-buffer-offset-alignment": 256,
+    "max-storage-buffer-binding-size": 128 << 20,
+    "max-buffer-size": 256 << 20,
+}
+# Larger matrices need fewer splits, so these two follow the adapter.
+ADAPTER_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size")
+OPTIONAL_FEATURES = ("timestamp-query", "timestamp-query-inside-passes")
+BINDING_CEILING = (2 << 30) - 4  # naga indexes in u32 bytes; some drivers misbehave beyond
+
+STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+_RANK = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
+INSTALL_HINT = (
+    "install a Vulkan driver (Debian/Ubuntu: `apt-get install mesa-vulkan-drivers libvulkan1`, which also brings "
+    "a software adapter; NVIDIA: the vendor driver; macOS and Windows need nothing)"
+)
+
+
+def list_adapters() -> list:
+    """Every adapter that can run compute, best first: discrete, integrated, then CPU. OpenGL ones are left out."""
+    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
+    return sorted(found, key=lambda a: _RANK.get(a.info["adapter_type"], 2))
+
+
+def choose_adapter(choice: str, adapters: list):
+    """(adapter, reason) for `auto|cpu|gpu|INDEX|NAME`. UserError when nothing fits."""
+    names = [f"{i}: {a.info['device']} ({a.info['adapter_type']}, {a.info['backend_type']})" for i, a in enumerate(adapters)]
+    listing = "\n  ".join(names) or "none"
+    is_cpu = [a.info["adapter_type"] == "CPU" for a in adapters]
+    if not adapters:
+        raise UserError(f"no GPU adapter found: {INSTALL_HINT}")
+    if choice == "auto":
+        note = "no GPU was found, this is the CPU: expect it to be slow" if is_cpu[0] else "the best of " + str(len(adapters))
+        return adapters[0], f"device auto: {note}"
+    if choice in ("cpu", "gpu"):
+        for adapter, cpu in zip(adapters, is_cpu, strict=True):
+            if cpu == (choice == "cpu"):
+                return adapter, f"device {choice}"
+        raise UserError(f"device {choice!r}: no such adapter; found\n  {listing}\n{INSTALL_HINT}")
+    if choice.isdigit():
+        if int(choice) < len(adapters):
+            return adapters[int(choice)], f"device {choice}"
+        raise UserError(f"device {choice!r}: there is no adapter with that index; found\n  {listing}")
+    for adapter in adapters:
+        if choice.lower() in adapter.info["device"].lower():
+            return adapter, f"device name contains {choice!r}"
+    raise UserError(f"device {choice!r}: want auto, cpu, gpu, an index or a part of a name of\n  {listing}")
+
+
+@dataclass
+class Memory:
+    """GPU bytes held by buffers, by kind, and their peak."""
+
+    budget: int | None = None
+    held: dict = field(default_factory=dict)
+    peak: int = 0
+
+    def add(self, kind: str, nbytes: int, label: str):
+        if self.budget is not None and self.total + nbytes > self.budget:
+            raise DeviceError(
+                f"out of GPU memory: {label} needs {nbytes:,} bytes, {self.total:,} of {self.budget:,} are in use")
+        self.held[kind] = self.held.get(kind, 0) + nbytes
+        self.peak = max(self.peak, self.total)
+
+    @property
+    def total(self) -> int:
+        return sum(self.held.values())
+
+
+class Device:
+    """A wgpu device with its limits, its memory account and uploads and downloads of tensors."""
+
+    def __init__(self, adapter, reason: str, limits: dict, budget: int | None = None):
+        self.adapter, self.reason, self.limits = adapter, reason, limits
+        self.info = adapter.info
+        self.features = [f for f in OPTIONAL_FEATURES if f in adapter.features]
+        self.memory = Memory(budget)
+        try:
+            self.wgpu = adapter.request_device_sync(required_features=self.features, required_limits=limits)
+        except Exception as e:
+            raise DeviceError(f"{self.name}: the driver refused the device: {e}") from e
+        self.queue = self.wgpu.queue
+
+    @property
+    def name(self) -> str:
+        return f"{self.info['device']} ({self.info['adapter_type']}, {self.info['backend_type']})"
+
+    @property
+    def driver(self) -> str:
+        return self.info["description"]
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.info["adapter_type"] == "CPU"
+
+    @property
+    def max_binding(self) -> int:
+        """Bytes one binding may span, a multiple of 256."""
+        return min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"]) // 256 * 256
+
+    def buffer(self, nbytes: int, label: str, kind: str, usage=STORAGE):
+        """A zeroed buffer. DeviceError when the budget or the card is exhausted, naming `label`."""
+        nbytes = max(nbytes, 16)
+        if nbytes > self.limits["max-buffer-size"]:
+            raise DeviceError(f"{label} needs a buffer of {nbytes:,} bytes; {self.name} allows "
+                              f"{self.limits['max-buffer-size']:,}: lower sequence_len or micro_batch_size")
+        self.memory.add(kind, nbytes, label)
+        try:
+            return self.wgpu.create_buffer(label=label, size=nbytes, usage=usage)
+        except Exception as e:
+            raise DeviceError(f"out of GPU memory: {label} needs {nbytes:,} bytes: {e}") from e
+
+    def tensor(self, shape, dtype="f32", label="", kind="other") -> Tensor:
+        """A zeroed tensor in a buffer of its own."""
+        t = Tensor(None, tuple(shape), dtype, 0, label)
+        return Tensor(self.buffer(t.nbytes, label, kind), t.shape, dtype, 0, label)
+
+    def upload(self, array: np.ndarray, dtype=None, label="", kind="other") -> Tensor:
+        """A tensor holding `array`; the dtype follows the array's unless given (bf16 travels as uint16)."""
+        dtype = dtype or next(k for k, v in DTYPES.items() if np.dtype(v) == array.dtype)
+        t = self.tensor(array.shape, dtype, label, kind)
+        self.write(t, array)
+        return t
+
+    def write(self, tensor: Tensor, array: np.ndarray):
+        """Copy `array` (same element count and item size) into `tensor`."""
+        array = np.ascontiguousarray(array)
+        want = np.dtype(DTYPES[tensor.dtype])
+        if array.dtype.itemsize != want.itemsize or array.size != tensor.size:
+            raise ValueError(f"{tensor.label}: cannot write {array.dtype}{array.shape} into {tensor.dtype}{tensor.shape}")
+        data = array.reshape(-1).view(np.uint8)
+        if data.size % 4:
+            data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
+        self.queue.write_buffer(tensor.buffer, tensor.offset, data)
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        """A copy of `tensor` on the host; waits for all work submitted before."""
+        raw = self.queue.read_buffer(tensor.buffer, tensor.offset, tensor.nbytes)
+        dtype = DTYPES[tensor.dtype]
+        return np.frombuffer(raw, dtype)[: tensor.size].reshape(tensor.shape).copy()
+
+    def wait(self):
+        """Block until everything submitted so far is done."""
+        self.queue.on_submitted_work_done_sync()
+
+
+def open_device(choice: str | None = None, limits: str | None = None, budget: int | None = None) -> Device:
+    """Open the adapter that `choice` (else LORAWGPU_DEVICE, else "auto") names.
+
+    `limits="webgpu"` (or LORAWGPU_LIMITS=webgpu) asks for WebGPU's defaults only, to see what a small device sees.
+    `budget` caps the GPU bytes handed out.
+    """
+    choice = choice or os.environ.get("LORAWGPU_DEVICE") or "auto"
+    mode = limits or os.environ.get("LORAWGPU_LIMITS") or "adapter"
+    if mode not in ("adapter", "webgpu"):
+        raise UserError(f"LORAWGPU_LIMITS={mode!r}: want adapter or webgpu")
+    adapter, reason = choose_adapter(choice, list_adapters())
+    asked = dict(DEFAULT_LIMITS)
+    if mode == "adapter":
+        asked.update({k: min(int(adapter.limits[k]), BINDING_CEILING) for k in ADAPTER_LIMITS})
+    return Device(adapter, reason, asked, budget)

@@ -1,0 +1,102 @@
+"""Load a shader, specialise it strictly, and keep one pipeline per specialisation.
+
+A kernel is a file `shaders/<stem>.wgsl`, or `<stem>.wgsl.j2` for the few register-tiled ones that are unrolled by a
+template. `// uses: common/<name>.wgsl` appends a shared snippet after the main file, so its line numbers stay true.
+"""
+import re
+import struct
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import jinja2
+import jinja2.meta
+
+from ..errors import DeviceError
+
+SHADERS = Path(__file__).parent.parent / "shaders"
+_USES = re.compile(r"^// uses: (common/\w+\.wgsl)$", re.M)
+_BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<([^>]*)>\s*(\w+)")
+_OVERRIDE = re.compile(r"^override (\w+)\s*:", re.M)
+_PARAMS = re.compile(r"^struct Params \{([^}]*)\}", re.M)
+_FIELD = re.compile(r"(\w+)\s*:\s*(u32|i32|f32)\b")
+_ENV = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+@cache
+def _read(name: str) -> str:
+    return (SHADERS / name).read_text()
+
+
+def load(stem: str, template: tuple = ()) -> str:
+    """WGSL of `stem` with its snippets appended. ValueError for a template value that is missing or not used."""
+    if (SHADERS / f"{stem}.wgsl").exists():
+        if template:
+            raise ValueError(f"{stem}.wgsl is no template, yet was given {dict(template)}")
+        code = _read(f"{stem}.wgsl")
+    else:
+        source = _read(f"{stem}.wgsl.j2")
+        wanted = jinja2.meta.find_undeclared_variables(_ENV.parse(source))
+        if wanted != (given := {k for k, _ in template}):
+            raise ValueError(f"{stem}.wgsl.j2 wants {sorted(wanted)}, got {sorted(given)}")
+        code = _ENV.from_string(source).render(dict(template))
+    seen, queue = set(), _USES.findall(code)
+    while queue:
+        if (name := queue.pop(0)) not in seen:
+            seen.add(name)
+            code += "\n" + _read(name)
+            queue += _USES.findall(_read(name))
+    return code
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled entry point: its pipeline, the binding index of each buffer name, and how to pack its Params."""
+
+    label: str
+    pipeline: object
+    bindings: dict
+    fields: tuple
+
+    def pack(self, params: dict) -> bytes:
+        """Params as the shader lays them out. ValueError for a field that is missing or unknown."""
+        if params.keys() != {n for n, _ in self.fields}:
+            raise ValueError(f"{self.label}: Params has {[n for n, _ in self.fields]}, got {sorted(params)}")
+        codes = {"u32": "I", "i32": "i", "f32": "f"}
+        return struct.pack("<" + "".join(codes[t] for _, t in self.fields), *(params[n] for n, _ in self.fields))
+
+
+class KernelCache:
+    """Compiles kernels on first use; one shader module per file and template, one pipeline per specialisation."""
+
+    def __init__(self, device):
+        self.device, self._kernels, self._modules = device, {}, {}
+
+    def get(self, stem: str, entry: str, overrides: dict, template: dict) -> Kernel:
+        rendered = tuple(sorted(template.items()))
+        key = (stem, entry, tuple(sorted(overrides.items())), rendered)
+        if key not in self._kernels:
+            self._kernels[key] = self._compile(stem, entry, overrides, rendered)
+        return self._kernels[key]
+
+    def _compile(self, stem, entry, overrides, rendered) -> Kernel:
+        label = f"{stem}.wgsl:{entry}"
+        if (stem, rendered) not in self._modules:
+            code = load(stem, rendered)
+            try:
+                module = self.device.wgpu.create_shader_module(label=f"{stem}.wgsl", code=code)
+            except Exception as e:
+                raise DeviceError(f"shader {label} does not compile: {e}") from e
+            self._modules[stem, rendered] = module, code
+        module, code = self._modules[stem, rendered]
+        if unknown := overrides.keys() - set(_OVERRIDE.findall(code)):
+            raise ValueError(f"{label} has no override {sorted(unknown)}")
+        try:
+            pipeline = self.device.wgpu.create_compute_pipeline(
+                label=label, layout="auto",
+                compute={"module": module, "entry_point": entry, "constants": {k: float(v) for k, v in overrides.items()}})
+        except Exception as e:
+            raise DeviceError(f"shader {label} {overrides}: {e}") from e
+        fields = _PARAMS.search(code)
+        return Kernel(label, pipeline, {name: int(i) for i, _, name in _BINDING.findall(code)},
+                      tuple(_FIELD.findall(re.sub(r"//.*", "", fields[1]))) if fields else ())

@@ -1,0 +1,137 @@
+"""A Plan is ordered lists of dispatches, built once per shape and replayed every step.
+
+Nothing is created while it runs: pipelines, bind groups and the uniforms of each record are baked when it is recorded.
+"""
+from dataclasses import dataclass
+
+import wgpu
+
+from .kernel import KernelCache
+from .tensor import Tensor
+
+SLOT = 256  # uniform offset alignment
+UNIFORMS = 64 << 10  # bytes of one uniform buffer
+
+
+@dataclass(frozen=True)
+class Record:
+    """One dispatch. `flops` and `nbytes` are what it must do at least: they split submits and rate the kernel."""
+
+    label: str
+    pipeline: object
+    group: object
+    grid: tuple
+    flops: float
+    nbytes: float
+
+
+class Uniforms:
+    """Baked Params, one 256-byte slot per distinct value."""
+
+    def __init__(self, device):
+        self.device, self.slots, self.buffer, self.used = device, {}, None, UNIFORMS
+
+    def bake(self, data: bytes):
+        data += bytes(-len(data) % 16)
+        if data not in self.slots:
+            if self.used + SLOT > UNIFORMS:
+                usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+                self.buffer, self.used = self.device.buffer(UNIFORMS, "params", "plan", usage), 0
+            self.device.queue.write_buffer(self.buffer, self.used, data)
+            self.slots[data] = {"buffer": self.buffer, "offset": self.used, "size": len(data)}
+            self.used += SLOT
+        return self.slots[data]
+
+
+class Plan:
+    """Named sections of records. `with plan.section("forward"): ops...` appends; `plan.run("forward")` replays."""
+
+    def __init__(self, device, kernels: KernelCache | None = None, flops_per_submit: float = float("inf")):
+        self.device, self.kernels = device, kernels or KernelCache(device)
+        self.uniforms = Uniforms(device)
+        self.sections, self._current, self._scope = {}, None, []
+        self.flops_per_submit = flops_per_submit
+
+    def section(self, name: str) -> "_Section":
+        return _Section(self, name)
+
+    def scope(self, name: str) -> "_Scope":
+        """Prefix the labels of records with `name`, so that errors and profiles say which layer they mean."""
+        return _Scope(self, name)
+
+    def record(self, stem, entry, grid, *, params=None, overrides=None, template=None, flops=0.0, **tensors):
+        """Append one dispatch of `stem:entry` over `grid` workgroups.
+
+        `tensors` are bound by the shader's names: exactly those that the entry point uses. ValueError otherwise.
+        """
+        kernel = self.kernels.get(stem, entry, overrides or {}, template or {})
+        label = "/".join([*self._scope, f"{stem}:{entry}"])
+        grid = tuple(grid) + (1,) * (3 - len(grid))
+        if max(grid) > (limit := self.device.limits["max-compute-workgroups-per-dimension"]):
+            raise ValueError(f"{label} needs {grid} workgroups; the limit is {limit} per dimension")
+        if min(grid) == 0:
+            return
+        resources = {n: {"buffer": t.buffer, "offset": t.offset, "size": t.nbytes} for n, t in tensors.items()}
+        if params is not None:
+            resources["params"] = self.uniforms.bake(kernel.pack(params))
+        if unknown := resources.keys() - kernel.bindings.keys():
+            raise ValueError(f"{label}: no buffer named {sorted(unknown)}; the shader has {sorted(kernel.bindings)}")
+        try:
+            group = self.device.wgpu.create_bind_group(
+                label=label, layout=kernel.pipeline.get_bind_group_layout(0),
+                entries=[{"binding": kernel.bindings[n], "resource": r} for n, r in resources.items()])
+        except Exception as e:
+            raise ValueError(f"{label}: bound {sorted(resources)}: {e}") from e
+        nbytes = sum(t.nbytes for t in tensors.values())
+        self.sections[self._current].append(Record(label, kernel.pipeline, group, grid, flops, nbytes))
+
+    def clear(self, tensor: Tensor):
+        """Append a fill of `tensor` (of 4-byte elements) with zeros."""
+        count = tensor.nbytes // 4
+        groups = -(-count // 256)
+        x = min(groups, 32768)
+        self.record("clear", "main", (x, -(-groups // x)), params={"count": count, "stride": x * 256}, out=tensor)
+
+    def run(self, *names: str):
+        """Replay sections in order, in as few submits as `flops_per_submit` allows."""
+        encoder = compute = None
+        pending = 0.0
+        for name in names:
+            for r in self.sections[name]:
+                if compute is not None and pending + r.flops > self.flops_per_submit:
+                    compute.end()
+                    self.device.queue.submit([encoder.finish()])
+                    compute = None
+                if compute is None:
+                    encoder = self.device.wgpu.create_command_encoder()
+                    compute, pending = encoder.begin_compute_pass(), 0.0
+                compute.set_pipeline(r.pipeline)
+                compute.set_bind_group(0, r.group)
+                compute.dispatch_workgroups(*r.grid)
+                pending += r.flops
+        if compute is not None:
+            compute.end()
+            self.device.queue.submit([encoder.finish()])
+
+
+class _Section:
+    def __init__(self, plan, name):
+        self.plan, self.name = plan, name
+
+    def __enter__(self):
+        self.plan.sections.setdefault(self.name, [])
+        self.outer, self.plan._current = self.plan._current, self.name
+
+    def __exit__(self, *_):
+        self.plan._current = self.outer
+
+
+class _Scope:
+    def __init__(self, plan, name):
+        self.plan, self.name = plan, name
+
+    def __enter__(self):
+        self.plan._scope.append(self.name)
+
+    def __exit__(self, *_):
+        self.plan._scope.pop()

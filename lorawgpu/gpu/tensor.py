@@ -1,0 +1,49 @@
+"""A typed, shaped window onto a GPU buffer."""
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+# Storage dtypes. "u8x4" style packings are plain u32 here: the shader that reads them knows the layout.
+DTYPES = {"f32": np.float32, "u32": np.uint32, "i32": np.int32, "f16": np.float16, "bf16": np.uint16}
+ALIGN = 256  # WebGPU's storage offset alignment
+PAD = 16  # widths are padded to this many elements; the padding of every row holds zeros
+
+
+def padded(width: int, multiple: int = PAD) -> int:
+    """`width` rounded up to `multiple`."""
+    return -(-width // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`shape` elements of `dtype` in `buffer` from byte `offset` (a multiple of 256).
+
+    The last axis is as stored, padding included: an activation of C columns has shape [M, padded(C)].
+    """
+
+    buffer: object
+    shape: tuple
+    dtype: str = "f32"
+    offset: int = 0
+    label: str = ""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, rounded up to the four that a storage binding needs."""
+        return padded(self.size * np.dtype(DTYPES[self.dtype]).itemsize, 4)
+
+    def view(self, start: int, shape: tuple, label: str = "") -> "Tensor":
+        """The `shape` elements from element `start` on. ValueError when unaligned or outside."""
+        offset = start * np.dtype(DTYPES[self.dtype]).itemsize
+        if offset % ALIGN or start + prod(shape) > self.size:
+            raise ValueError(f"{self.label}: view of {shape} at element {start} is unaligned or outside {self.shape}")
+        return Tensor(self.buffer, shape, self.dtype, self.offset + offset, label or self.label)
+
+    def rows(self, start: int, stop: int) -> "Tensor":
+        """Rows [start, stop) of the first axis."""
+        return self.view(start * prod(self.shape[1:]), (stop - start, *self.shape[1:]))
