@@ -21,7 +21,7 @@ def rope_tables(position, inv_freq):
 def rope_forward(x, cos, sin):
     """x [M, H*HD], any number of heads H; cos, sin [M, HD/2] -> y [M, H*HD]."""
     half = cos.shape[1]
-    lo, hi = x.reshape(len(x), -1, 2, half).swapaxes(0, 2).swapaxes(1, 2)  # each [M, H, HD/2]
+    lo, hi = np.moveaxis(x.reshape(len(x), -1, 2, half), 2, 0)  # each [M, H, HD/2]
     c, s = cos[:, None], sin[:, None]
     return np.concatenate([lo * c - hi * s, hi * c + lo * s], axis=-1).reshape(x.shape)
 

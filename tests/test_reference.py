@@ -1,0 +1,395 @@
+"""Every reference backward against central differences; wrong backwards must fail that check."""
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from gradcheck import check_gradients, relative_error, wrong_backwards
+
+from lorawgpu.reference.activation import gate_backward, gate_forward
+from lorawgpu.reference.adamw import adamw_update, clip_scale, grad_norm
+from lorawgpu.reference.attention import (
+    attention_apply_backward,
+    attention_apply_forward,
+    attention_backward,
+    attention_forward,
+    attention_scores_backward,
+    attention_scores_forward,
+    attention_softmax_backward,
+    attention_softmax_forward,
+)
+from lorawgpu.reference.cross_entropy import cross_entropy_backward, cross_entropy_forward, head_loss
+from lorawgpu.reference.dense import dense_backward, dense_forward
+from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
+from lorawgpu.reference.embedding import embedding_forward
+from lorawgpu.reference.gather import gather_backward, gather_forward
+from lorawgpu.reference.lora import lora_backward, lora_forward
+from lorawgpu.reference.quantize import dequantize, quantize_backward, quantize_forward, quantize_residual
+from lorawgpu.reference.rmsnorm import rmsnorm_backward, rmsnorm_forward
+from lorawgpu.reference.rope import rope_backward, rope_forward, rope_inv_freq, rope_tables
+from lorawgpu.reference.ternary import (
+    bitlinear_backward,
+    bitlinear_forward,
+    ternary_from_master,
+    ternary_pack,
+    ternary_unpack,
+)
+
+
+@dataclass
+class Case:
+    """One op: forward(**inputs) -> y, backward(dy, **inputs) -> gradients, and backwards that lack one term."""
+
+    forward: object
+    backward: object
+    inputs: dict
+    missing: dict = field(default_factory=dict)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng((seed, *shape)).standard_normal(shape)
+
+
+def rmsnorm_case():
+    weight, eps = normal(13), 1e-5
+
+    def backward(dy, x):
+        return {"x": rmsnorm_backward(dy, x, weight, rmsnorm_forward(x, weight, eps)[1])}
+
+    def no_mean_term(dy, x):
+        return {"x": dy * weight * rmsnorm_forward(x, weight, eps)[1][:, None]}
+
+    return Case(lambda x: rmsnorm_forward(x, weight, eps)[0], backward, {"x": normal(3, 13)},
+                {"mean term": no_mean_term})
+
+
+def bitlinear_case():
+    """Quantiser and ternary product together: the quantiser's surrogate, its residual held."""
+    x, T, w = normal(3, 8), np.random.default_rng(0).integers(-1, 2, (10, 8)), np.repeat([0.7, 0.02], 5)
+    residual = quantize_residual(x)
+
+    def backward(dy, x):
+        return {"x": quantize_backward(bitlinear_backward(dy, T, w))}
+
+    return Case(lambda x: (x + residual) @ T.T * w, backward, {"x": x}, {
+        "weight scale": lambda dy, x: {"x": bitlinear_backward(dy, T, 1.0)},
+        "activation scale kept": lambda dy, x: {"x": bitlinear_backward(dy, T, w) * quantize_forward(x)[1][:, None]},
+    })
+
+
+def dense_case():
+    weight = normal(5, 7)
+    return Case(lambda x: dense_forward(x, weight), lambda dy, x: {"x": dense_backward(dy, weight)},
+                {"x": normal(3, 7)})
+
+
+def lora_case(p):
+    mask = dropout_mask(dropout_step_key(1, 2, 3), 0, 0, 4, 7, p) if p else None
+    scale = 0.5
+
+    def forward(x, A, B):
+        return lora_forward(x, A, B, scale, mask, p)[0]
+
+    def backward(dy, x, A, B, mask=mask):
+        u = lora_forward(x, A, B, scale, mask, p)[1]
+        return dict(zip(("x", "A", "B"), lora_backward(dy, x, u, A, B, scale, mask, p), strict=True))
+
+    missing = {"scale": lambda dy, **inputs: {name: g / scale for name, g in backward(dy, **inputs).items()}}
+    if p:
+        missing["mask"] = lambda dy, **inputs: backward(dy, mask=None, **inputs)
+    return Case(forward, backward, {"x": normal(4, 7), "A": normal(3, 7), "B": normal(5, 3)}, missing)
+
+
+def rope_case():
+    cos, sin = rope_tables([0, 5, 2], rope_inv_freq(100.0, 6))
+    return Case(lambda x: rope_forward(x, cos, sin), lambda dy, x: {"x": rope_backward(dy, cos, sin)},
+                {"x": normal(3, 12)}, {"inverse": lambda dy, x: {"x": rope_forward(dy, cos, sin)}})
+
+
+# Three queries on a cache of six slots: a sequence of one, then two rows of another with history; slot 5 is unused.
+ROWS = {"slot": np.array([0, 3, 4]), "kv_start": np.array([0, 1, 1])}
+SHAPE = {"n_heads": 4, "n_kv_heads": 2, "scale": 0.4}
+
+
+def qkv():
+    return {"q": normal(3, 20), "k": normal(6, 10, seed=1), "v": normal(6, 10, seed=2)}
+
+
+def chain_case(softcap):
+    options = {**SHAPE, "softcap": softcap}
+
+    def forward(q, k, v):
+        attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **ROWS, **options))
+        return attention_apply_forward(attn, v, 2)
+
+    def backward(dout, q, k, v, softmax_backward=attention_softmax_backward, frozen=()):
+        attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **ROWS, **options))
+        dattn, dv = attention_apply_backward(dout, attn, v, 2)
+        dq, dk = attention_scores_backward(softmax_backward(dattn, attn), q, k, **options)
+        return {"q": dq, "k": dk, "v": dv}
+
+    def first_head_only(dout, q, k, v):
+        grads = backward(dout, q, k, v)
+        dout = dout.reshape(3, 2, 2, 5) * np.array([1.0, 0.0])[:, None]  # a group's second head does not reach dv
+        return {**grads, "v": backward(dout.reshape(3, 20), q, k, v)["v"]}
+
+    def history_dropped(dout, q, k, v):
+        grads = backward(dout, q, k, v)
+        new = np.isin(np.arange(6), ROWS["slot"])[:, None]  # only keys of the query rows themselves get a gradient
+        return {**grads, "k": grads["k"] * new, "v": grads["v"] * new}
+
+    missing = {
+        "softmax sum": lambda dout, **x: backward(dout, **x, softmax_backward=lambda dattn, attn: attn * dattn),
+        "group sum": first_head_only,
+        "history": history_dropped,
+    }
+    if softcap:
+        def no_softcap(dout, q, k, v):
+            attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **ROWS, **options))
+            dattn, dv = attention_apply_backward(dout, attn, v, 2)
+            dq, dk = attention_scores_backward(attention_softmax_backward(dattn, attn), q, k, **SHAPE)
+            return {"q": dq, "k": dk, "v": dv}
+        missing["softcap slope"] = no_softcap
+    return Case(forward, backward, qkv(), missing)
+
+
+def flash_case(softcap):
+    options = {**ROWS, **SHAPE, "softcap": softcap}
+
+    def backward(dout, q, k, v, delta=1.0):
+        out, lse = attention_forward(q, k, v, **options)
+        return dict(zip("qkv", attention_backward(dout, q, k, v, delta * out, lse, **options), strict=True))
+
+    return Case(lambda q, k, v: attention_forward(q, k, v, **options)[0], backward, qkv(),
+                {"delta": lambda dout, **x: backward(dout, **x, delta=0.0)})
+
+
+def gate_case(act):
+    def forward(g, u):
+        return gate_forward(g, u, act)
+
+    def backward(dm, g, u):
+        return dict(zip("gu", gate_backward(dm, g, u, act), strict=True))
+
+    def without_u(dm, g, u):
+        return {**backward(dm, g, u), "g": backward(dm, g, np.ones_like(u))["g"]}
+
+    def half_slope(dm, g, u):  # relu2 without its 2, silu without g * sig'
+        slope = np.maximum(g, 0.0) if act == "relu2" else 1.0 / (1.0 + np.exp(-g))
+        return {**backward(dm, g, u), "g": dm * u * slope}
+
+    return Case(forward, backward, {"g": normal(3, 7), "u": normal(3, 7, seed=1)},
+                {"u in dg": without_u, "part of the slope": half_slope})
+
+
+def gather_case():
+    rows = np.array([4, 1])
+    return Case(lambda x: gather_forward(x, rows), lambda dy, x: {"x": gather_backward(dy, rows, 5)},
+                {"x": normal(5, 3)}, {"last row": lambda dy, x: {"x": gather_backward(dy[:1], rows[:1], 5)}})
+
+
+def cross_entropy_case():
+    targets = np.array([2, 0, 2])
+
+    def backward(dy, x):
+        return {"x": dy[:, None] * cross_entropy_backward(x, targets, cross_entropy_forward(x, targets)[1])}
+
+    def no_target(dy, x):
+        return {"x": dy[:, None] * np.exp(x - cross_entropy_forward(x, targets)[1][:, None])}
+
+    return Case(lambda x: cross_entropy_forward(x, targets)[0], backward, {"x": normal(3, 5)},
+                {"target": no_target, "sum, not mean": lambda dy, x: {"x": backward(dy, x)["x"] / 3}})
+
+
+def head_case():
+    """Chunks of 2 over 5 rows: the last one is partial."""
+    weight, targets = normal(11, 6), np.array([2, 0, 10, 2, 7])
+    return Case(lambda x: head_loss(x, weight, targets, 2)[0].sum(),
+                lambda dy, x: {"x": dy * head_loss(x, weight, targets, 2)[1]}, {"x": normal(5, 6)})
+
+
+CASES = {
+    "rmsnorm": rmsnorm_case(), "bitlinear": bitlinear_case(), "dense": dense_case(),
+    "lora": lora_case(0.0), "lora dropout": lora_case(0.3), "rope": rope_case(),
+    "attention chain": chain_case(0.0), "attention chain softcap": chain_case(1.5),
+    "attention flash": flash_case(0.0), "attention flash softcap": flash_case(1.5),
+    "relu2": gate_case("relu2"), "silu": gate_case("silu"),
+    "gather": gather_case(), "cross entropy": cross_entropy_case(), "head": head_case(),
+}
+
+
+def wrong(case):
+    yield from wrong_backwards(case.backward, case.inputs)
+    yield from case.missing.items()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_backward_agrees_with_central_differences(case):
+    check_gradients(case.forward, case.backward, case.inputs)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_wrong_backwards_are_caught(case):
+    for label, backward in wrong(case):
+        with pytest.raises(AssertionError):
+            check_gradients(case.forward, backward, case.inputs)
+            pytest.fail(f"the check accepts a backward with a fault: {label}", pytrace=False)
+
+
+def test_check_rejects_no_gradient_and_nan():
+    for backward in (lambda dy, x: {}, lambda dy, x: {"x": np.full_like(x, np.nan)}):
+        with pytest.raises(AssertionError):
+            check_gradients(lambda x: x * x, backward, {"x": normal(2, 2)})
+
+
+def test_quantizer_rounds_half_to_even_and_saturates():
+    x = np.array([[127.0, 0.5, 1.5, 2.5, -0.5, -127.0], [0.0] * 6, [1e-7] * 6])
+    xq, s = quantize_forward(x)
+    assert xq.dtype == np.int8 and s.dtype == np.float32
+    assert xq[0].tolist() == [127, 0, 2, 2, 0, -127]
+    assert s[0] == 1 and xq[1].tolist() == [0] * 6
+    assert s[1] == np.float32(127) / np.float32(1e-5)  # the floor of 1e-5, not a division by zero
+    assert xq[2].tolist() == [1] * 6  # 1.27 steps
+
+
+def test_quantizer_error_is_at_most_half_a_step():
+    x = 100 * normal(9, 33)
+    xq, s = quantize_forward(x)
+    assert np.all(np.abs(dequantize(xq, s) - x) * s[:, None] <= 0.5 + 1e-4)  # 1e-4: float32 rounding of x * s
+
+
+@pytest.mark.parametrize("out", [1, 3, 4, 5, 8, 10])
+def test_packed_store_round_trip(out):
+    T = np.random.default_rng(out).integers(-1, 2, (out, 6)).astype(np.int8)
+    packed = ternary_pack(T)
+    rows = -(-out // 4)
+    assert packed.shape == (rows, 6) and packed.dtype == np.uint8
+    assert np.array_equal(ternary_unpack(packed, out), T)
+    for row in range(out):  # the contract, spelled out
+        assert np.array_equal(packed[row % rows] >> 2 * (row // rows) & 3, T[row] + 1)
+
+
+def test_bitlinear_is_the_product_of_dequantised_parts():
+    x, T, w = normal(3, 8), np.random.default_rng(0).integers(-1, 2, (5, 8)).astype(np.int8), 0.03
+    xq, s = quantize_forward(x)
+    expected = dense_forward(dequantize(xq, s), w * T)
+    assert relative_error(bitlinear_forward(xq, s, T, w), expected) < 1e-14
+
+
+def test_master_weight_is_quantised_over_the_whole_matrix():
+    T, w = ternary_from_master(np.array([[0.2, -0.4], [1.0, 0.0]], np.float32))
+    assert w == np.float32(0.4) and T.tolist() == [[0, -1], [1, 0]]  # 0.2 / 0.4 is a tie: to even
+    assert ternary_from_master(np.zeros((2, 2)))[1] == np.float32(1e-5)
+
+
+def test_embedding_takes_rows():
+    weight = normal(5, 3)
+    assert np.array_equal(embedding_forward(np.array([4, 0]), weight, 2.0), 2 * weight[[4, 0]])
+
+
+def test_attention_rows_are_independent_of_the_batch():
+    """A packed batch equals its sequences alone, and one new query equals the last row of the whole sequence."""
+    q, k, v = normal(7, 20), normal(7, 10, seed=1), normal(7, 10, seed=2)
+    packed, _ = attention_forward(q, k, v, slot=np.arange(7), kv_start=np.array([0, 0, 0, 3, 3, 3, 3]), **SHAPE)
+    for rows in (slice(0, 3), slice(3, 7)):
+        n = rows.stop - rows.start
+        alone, _ = attention_forward(q[rows], k[rows], v[rows], slot=np.arange(n), kv_start=np.zeros(n, int), **SHAPE)
+        assert relative_error(packed[rows], alone) < 1e-14
+    new, _ = attention_forward(q[6:], k, v, slot=np.array([6]), kv_start=np.array([3]), **SHAPE)
+    assert relative_error(new, packed[6:]) < 1e-14
+
+
+def test_rope_keeps_relative_positions():
+    """q . k depends on the distance of the positions alone, and position 0 is left as it is."""
+    q, k, inv_freq = normal(1, 6), normal(1, 6, seed=1), rope_inv_freq(100.0, 6)
+
+    def dot(i, j):
+        return (rope_forward(q, *rope_tables([i], inv_freq)) @ rope_forward(k, *rope_tables([j], inv_freq)).T).item()
+
+    assert abs(dot(7, 3) - dot(104, 100)) < 1e-12
+    assert abs(dot(7, 3) - dot(3, 7)) > 1e-3
+    assert np.array_equal(rope_forward(q, *rope_tables([0], inv_freq)), q)
+
+
+def test_head_chunks_do_not_change_the_loss():
+    x, weight, targets = normal(5, 6), normal(11, 6), np.array([2, 0, 10, 2, 7])
+    whole, parts = head_loss(x, weight, targets, 5), head_loss(x, weight, targets, 2)
+    assert relative_error(parts[0], whole[0]) < 1e-14 and relative_error(parts[1], whole[1]) < 1e-14
+
+
+def test_adamw_first_step_and_clip():
+    """After one step m/v are bias-corrected to g and g^2: the move is lr * sign(g), after the decay of p."""
+    p, g = np.array([2.0, -3.0]), np.array([0.3, -0.4])
+    assert grad_norm([g[:1], g[1:]]) == pytest.approx(0.5, rel=1e-15)
+    assert clip_scale(0.5, 1.0) == 1.0 and clip_scale(4.0, 1.0) == pytest.approx(0.25, rel=1e-6)
+    new, m, v = adamw_update(p, g, np.zeros(2), np.zeros(2), 1, 0.1, 0.9, 0.999, 1e-8, 0.01)
+    assert np.allclose(new, p * (1 - 0.1 * 0.01) - 0.1 * np.sign(g), rtol=1e-7)
+    assert np.allclose(m, 0.1 * g) and np.allclose(v, 0.001 * g * g)
+
+
+KEY = dropout_step_key(42, 1, 0)
+
+
+def test_dropout_bits_are_pinned():
+    """Values worked out with Python integers: the kernel must give the same, and old runs must stay repeatable."""
+    def mix(h):
+        h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
+        h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
+        return h ^ h >> 16
+
+    seed, step, micro_batch, layer, module, p = 2**40 + 42, 7, 3, 5, 6, 0.25
+    keys = []
+    for key in (0x243F6A88, 0x85A308D3):
+        for word in (seed % 2**32, seed >> 32, step, micro_batch, layer * 7 + module):
+            key = (mix(key ^ word) + 0x9E3779B9) % 2**32
+        keys.append(key)
+    kept = [mix((mix(i ^ keys[0]) + keys[1]) % 2**32) >= int(p * 2**32) for i in range(5 * 9)]
+    mask = dropout_mask(dropout_step_key(seed, step, micro_batch), layer, module, 5, 9, p)
+    assert mask.tolist() == np.reshape(kept, (5, 9)).tolist()
+    assert KEY.tolist() == [2103649788, 2761610925]
+
+
+def test_dropout_prefix_does_not_depend_on_capacity():
+    assert np.array_equal(dropout_mask(KEY, 0, 0, 4, 9, 0.5), dropout_mask(KEY, 0, 0, 16, 9, 0.5)[:4])
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
+def test_dropout_statistics(p):
+    """Means of n independent coins lie within 5 sigma; so do those of rows and of columns, of which there are 1000."""
+    mask = dropout_mask(KEY, 3, 2, 512, 488, p)
+    sigma = np.sqrt(p * (1 - p))
+    assert abs(mask.mean() - (1 - p)) < 5 * sigma / np.sqrt(mask.size)
+    for axis, n in ((0, 512), (1, 488)):
+        assert np.abs(mask.mean(axis) - (1 - p)).max() < 6 * sigma / np.sqrt(n)  # some coins are far from normal
+
+
+def other_streams():
+    """(label, mask) whose stream differs from the base one in a single word of the key, by a single bit."""
+    shape = (128, 256, 0.5)
+    for bit in (0, 1, 7, 31):
+        yield f"seed bit {bit}", dropout_mask(dropout_step_key(42 ^ 1 << bit, 1, 0), 0, 0, *shape)
+        yield f"step bit {bit}", dropout_mask(dropout_step_key(42, 1 ^ 1 << bit, 0), 0, 0, *shape)
+        yield f"micro-batch bit {bit}", dropout_mask(dropout_step_key(42, 1, 1 << bit), 0, 0, *shape)
+    yield "seed high word", dropout_mask(dropout_step_key(42 + 2**32, 1, 0), 0, 0, *shape)
+    yield "step and micro-batch swapped", dropout_mask(dropout_step_key(42, 0, 1), 0, 0, *shape)
+    for layer in (0, 1, 29):
+        for module in range(len(MODULES)):
+            if layer or module:
+                yield f"layer {layer} {MODULES[module]}", dropout_mask(KEY, layer, module, *shape)
+
+
+def test_dropout_has_no_correlation():
+    """Along a row, down a column, at power-of-two distances, and between streams; 5 sigma of n coins is 5/sqrt(n)."""
+    base = dropout_mask(KEY, 0, 0, 128, 256, 0.5) * 2.0 - 1.0
+    bound = 5 / np.sqrt(base.size)
+    stream = base.ravel()
+    for lag in (1, 2, 3, 255, 256, 257, *(1 << b for b in range(2, 14))):
+        assert abs((stream[lag:] * stream[:-lag]).mean()) < bound * np.sqrt(base.size / (base.size - lag)), lag
+    for bit in range(15):  # partners of a flipped index bit: what one key word alone would leave related
+        assert abs((stream * stream[np.arange(base.size) ^ 1 << bit]).mean()) < bound * np.sqrt(2), bit
+    spectrum = np.abs(np.fft.fft2(base)) / np.sqrt(base.size)
+    assert spectrum.max() < np.sqrt(np.log(base.size) + 10)  # exponential tail: exceeded once in e^10 masks
+    for label, mask in other_streams():
+        other = mask * 2.0 - 1.0
+        assert abs((base * other).mean()) < bound, label
+        cross = np.abs(np.fft.ifft2(np.fft.fft2(base) * np.fft.fft2(other).conj()).real) / base.size
+        assert cross.max() < 6.5 / np.sqrt(base.size), label  # any shift: 32768 of them
