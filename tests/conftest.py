@@ -1,0 +1,19 @@
+"""Shared by all tests: the adapter under test. A missing adapter fails the tests that need it, it skips none."""
+import os
+import tempfile
+
+import pytest
+
+os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # Vulkan's loader complains without one
+
+
+@pytest.fixture(scope="session")
+def device():
+    from lorawgpu.gpu import open_device  # not at the top: tests of host code must not need wgpu
+
+    return open_device()
+
+
+def pytest_collection_modifyitems(items):
+    """Long tests last, so that a quick failure shows within minutes."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is not None)
