@@ -1,0 +1,244 @@
+"""The whole model in float64, forward and backward, over flat tokens: the reference of the block and of the walk.
+
+    n  = rmsnorm(x, input_layernorm)                 h = rmsnorm(x1, post_attention_layernorm)
+    q,k,v = Q(n), K(n), V(n); rope(q), rope(k)       g, u = GATE(h), UP(h)
+    a  = attention(q, k, v)                          m = act(g) * u
+    x1 = x + O(attn_sub_norm(a))                     x2 = x1 + DOWN(ffn_sub_norm(m))          (Llama: no sub-norms)
+    logits = rmsnorm(x_last, norm) @ head^T
+
+Every backward mirrors its forward from the last line to the first, reads what that forward left in `saved` (by weight
+name or by the name in the equations), and adds the adapter gradients into `grads` under their PEFT names.
+A batch is a training micro-batch: `ids`, `position`, `slot` (= row), `kv_start`, `target_rows`, `target_ids`.
+"""
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .activation import gate_backward, gate_forward
+from .adamw import adamw_update, clip_scale, grad_norm
+from .attention import attention_backward, attention_forward
+from .cross_entropy import cross_entropy_backward, cross_entropy_forward
+from .dense import dense_backward, dense_forward
+from .dropout import MODULES, dropout_mask, dropout_step_key
+from .embedding import embedding_forward
+from .gather import gather_backward, gather_forward
+from .lora import lora_backward, lora_forward
+from .quantize import quantize_backward, quantize_forward, quantize_residual
+from .rmsnorm import rmsnorm_backward, rmsnorm_forward
+from .rope import rope_backward, rope_forward, rope_tables
+from .ternary import bitlinear_backward, bitlinear_forward
+
+
+@dataclass(frozen=True)
+class Model:
+    """All that a forward reads. Arrays are float64.
+
+    config: a ModelConfig. weights: HF name -> array [out, in] or [C], or a pair (T, w) for a ternary matrix.
+    adapter: PEFT name -> array. scale: alpha/r by linear, "model.layers.0.self_attn.q_proj".
+    dropout: p, with step_key = dropout_step_key(...); 0 outside training.
+    residuals: None, or the quantisers' residuals by linear: a linear not in it records its own there, one that is
+    in it uses it. Held like that BitNet is smooth, so central differences and other computations can be compared.
+    """
+
+    config: object
+    weights: dict
+    adapter: dict
+    scale: dict
+    dropout: float = 0.0
+    step_key: np.ndarray | None = None
+    residuals: dict | None = None
+
+
+def adapter_names(linear):
+    """"model.layers.0.self_attn.q_proj" -> the PEFT names of its A and B."""
+    return tuple(f"base_model.model.{linear}.lora_{x}.weight" for x in "AB")
+
+
+def mask_of(model, linear, shape):
+    """The keep mask of one adapter path, None without dropout."""
+    if not model.dropout:
+        return None
+    path = linear.split(".")
+    return dropout_mask(model.step_key, int(path[2]), MODULES.index(path[-1]), *shape, model.dropout)
+
+
+def base_forward(model, linear, x):
+    weight = model.weights[f"{linear}.weight"]
+    if not isinstance(weight, tuple):
+        return dense_forward(x, weight)
+    if model.residuals is None:
+        return bitlinear_forward(*quantize_forward(x), *weight)
+    if linear not in model.residuals:
+        model.residuals[linear] = quantize_residual(x)
+    T, w = weight
+    return dense_forward(x + model.residuals[linear], T) * w
+
+
+def base_backward(model, linear, dy):
+    weight = model.weights[f"{linear}.weight"]
+    if not isinstance(weight, tuple):
+        return dense_backward(dy, weight)
+    return quantize_backward(bitlinear_backward(dy, *weight))
+
+
+def linear_forward(model, linear, x, saved):
+    """x [M, in] -> y [M, out], base plus adapter."""
+    y = base_forward(model, linear, x)
+    A, B = (model.adapter.get(name) for name in adapter_names(linear))
+    if A is None:
+        return y
+    path, u = lora_forward(x, A, B, model.scale[linear], mask_of(model, linear, x.shape), model.dropout)
+    saved[linear] = x, u
+    return y + path
+
+
+def linear_backward(model, linear, dy, saved, grads):
+    dx = base_backward(model, linear, dy)
+    if linear not in saved:
+        return dx
+    (a, b), (x, u) = adapter_names(linear), saved[linear]
+    path, dA, dB = lora_backward(dy, x, u, model.adapter[a], model.adapter[b], model.scale[linear],
+                                 mask_of(model, linear, x.shape), model.dropout)
+    grads[a] += dA
+    grads[b] += dB
+    return dx + path
+
+
+def norm_forward(model, norm, x, saved):
+    y, rstd = rmsnorm_forward(x, model.weights[f"{norm}.weight"], model.config.rms_norm_eps)
+    saved[norm] = x, rstd
+    return y
+
+
+def norm_backward(model, norm, dy, saved):
+    x, rstd = saved[norm]
+    return rmsnorm_backward(dy, x, model.weights[f"{norm}.weight"], rstd)
+
+
+def attention_options(model, batch):
+    c = model.config
+    return dict(slot=batch.slot, kv_start=batch.kv_start, n_heads=c.num_attention_heads,
+                n_kv_heads=c.num_key_value_heads, scale=c.attention_scale)
+
+
+def self_attention_forward(model, at, n, batch, saved):
+    """n [M, C] -> O(attn_sub_norm(attention)) [M, C]."""
+    q, k, v = (linear_forward(model, f"{at}.{x}_proj", n, saved) for x in "qkv")
+    tables = rope_tables(batch.position, model.config.rope.inv_freq(model.config.head_dim))
+    q, k = rope_forward(q, *tables), rope_forward(k, *tables)
+    a, lse = attention_forward(q, k, v, **attention_options(model, batch))
+    saved[at] = tables, (q, k, v, a, lse)
+    if model.config.sub_norms:
+        a = norm_forward(model, f"{at}.attn_sub_norm", a, saved)
+    return linear_forward(model, f"{at}.o_proj", a, saved)
+
+
+def self_attention_backward(model, at, dy, batch, saved, grads):
+    """dy [M, C] -> dn [M, C]."""
+    da = linear_backward(model, f"{at}.o_proj", dy, saved, grads)
+    if model.config.sub_norms:
+        da = norm_backward(model, f"{at}.attn_sub_norm", da, saved)
+    tables, tensors = saved[at]
+    dq, dk, dv = attention_backward(da, *tensors, **attention_options(model, batch))
+    dq, dk = rope_backward(dq, *tables), rope_backward(dk, *tables)
+    return (linear_backward(model, f"{at}.q_proj", dq, saved, grads)
+            + linear_backward(model, f"{at}.k_proj", dk, saved, grads)
+            + linear_backward(model, f"{at}.v_proj", dv, saved, grads))
+
+
+def mlp_forward(model, at, h, saved):
+    """h [M, C] -> DOWN(ffn_sub_norm(act(g) * u)) [M, C]."""
+    g, u = (linear_forward(model, f"{at}.{x}_proj", h, saved) for x in ("gate", "up"))
+    m = gate_forward(g, u, model.config.act)
+    saved[at] = g, u
+    if model.config.sub_norms:
+        m = norm_forward(model, f"{at}.ffn_sub_norm", m, saved)
+    return linear_forward(model, f"{at}.down_proj", m, saved)
+
+
+def mlp_backward(model, at, dy, saved, grads):
+    """dy [M, C] -> dh [M, C]."""
+    dm = linear_backward(model, f"{at}.down_proj", dy, saved, grads)
+    if model.config.sub_norms:
+        dm = norm_backward(model, f"{at}.ffn_sub_norm", dm, saved)
+    dg, du = gate_backward(dm, *saved[at], model.config.act)
+    return (linear_backward(model, f"{at}.gate_proj", dg, saved, grads)
+            + linear_backward(model, f"{at}.up_proj", du, saved, grads))
+
+
+def block_forward(model, layer, x, batch, saved):
+    """x [M, C] -> x2 [M, C]."""
+    at = f"model.layers.{layer}"
+    n = norm_forward(model, f"{at}.input_layernorm", x, saved)
+    x = x + self_attention_forward(model, f"{at}.self_attn", n, batch, saved)
+    h = norm_forward(model, f"{at}.post_attention_layernorm", x, saved)
+    return x + mlp_forward(model, f"{at}.mlp", h, saved)
+
+
+def block_backward(model, layer, dx, batch, saved, grads):
+    """d x2 [M, C] -> dx [M, C]."""
+    at = f"model.layers.{layer}"
+    dh = mlp_backward(model, f"{at}.mlp", dx, saved, grads)
+    dx = dx + norm_backward(model, f"{at}.post_attention_layernorm", dh, saved)
+    dn = self_attention_backward(model, f"{at}.self_attn", dx, batch, saved, grads)
+    return dx + norm_backward(model, f"{at}.input_layernorm", dn, saved)
+
+
+def head_weight(model):
+    return model.weights["model.embed_tokens.weight" if model.config.tie_word_embeddings else "lm_head.weight"]
+
+
+def model_forward(model, batch):
+    """-> logits [M, V] of all rows, saved."""
+    saved = {}
+    x = embedding_forward(batch.ids, model.weights["model.embed_tokens.weight"])
+    for layer in range(model.config.num_hidden_layers):
+        x = block_forward(model, layer, x, batch, saved)
+    return dense_forward(norm_forward(model, "model.norm", x, saved), head_weight(model)), saved
+
+
+def model_backward(model, batch, logits, saved, grads):
+    """Add the adapter gradients of the loss SUM over the batch's targets into grads."""
+    logits = gather_forward(logits, batch.target_rows)
+    dlogits = cross_entropy_backward(logits, batch.target_ids, cross_entropy_forward(logits, batch.target_ids)[1])
+    dx = gather_backward(dense_backward(dlogits, head_weight(model)), batch.target_rows, len(batch.ids))
+    dx = norm_backward(model, "model.norm", dx, saved)
+    for layer in reversed(range(model.config.num_hidden_layers)):
+        dx = block_backward(model, layer, dx, batch, saved, grads)
+
+
+def loss_sum(logits, batch):
+    """-> the loss summed over the batch's targets."""
+    return cross_entropy_forward(gather_forward(logits, batch.target_rows), batch.target_ids)[0].sum()
+
+
+def window_gradients(model, window, seed=0, step=1):
+    """One optimizer step's loss and gradients, means over the targets of all micro-batches of the window.
+
+    seed and step (the first is 1) key the dropout, if any. -> loss, {PEFT name: gradient}.
+    """
+    grads = {name: np.zeros(p.shape) for name, p in model.adapter.items()}
+    loss, targets = 0.0, sum(len(batch.target_ids) for batch in window)
+    for i, batch in enumerate(window):
+        model = replace(model, step_key=dropout_step_key(seed, step, i))
+        logits, saved = model_forward(model, batch)
+        model_backward(model, batch, logits, saved, grads)
+        loss += loss_sum(logits, batch)
+    return loss / targets, {name: g / targets for name, g in grads.items()}
+
+
+def train(model, window, steps, *, lr, betas, eps, weight_decay, max_grad_norm, seed=0):
+    """Repeat one window for `steps` AdamW steps -> losses, gradient norms before clipping, the stepped adapter."""
+    losses, norms = [], []
+    moments = {name: (np.zeros(p.shape), np.zeros(p.shape)) for name, p in model.adapter.items()}
+    for t in range(1, steps + 1):
+        loss, grads = window_gradients(model, window, seed, t)
+        norm = grad_norm(grads.values())
+        clip, adapter = clip_scale(norm, max_grad_norm), {}
+        for name, p in model.adapter.items():
+            adapter[name], *moments[name] = adamw_update(p, clip * grads[name], *moments[name], t, lr, *betas, eps,
+                                                         weight_decay)
+        model = replace(model, adapter=adapter)
+        losses.append(loss)
+        norms.append(norm)
+    return losses, norms, model.adapter
