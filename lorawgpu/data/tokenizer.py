@@ -1,0 +1,5 @@
+"""Text to token ids and back, on the `tokenizers` library."""
+
+
+class Tokenizer:
+    pass

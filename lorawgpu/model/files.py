@@ -1,0 +1,80 @@
+"""Reading files that a stranger may have written: bounded JSON, and mapped pieces of large files."""
+
+import json
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.errors import UserError
+
+MAX_JSON = 64 << 20  # tokenizer.json of a 256k vocabulary is about 35 MB; nothing we read is larger
+
+
+def parse_json(text: bytes, source: str) -> object:
+    """Strict UTF-8 JSON; a key given twice, and nesting too deep to read, are UserErrors like any bad syntax."""
+    try:
+        return json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
+    except RecursionError:
+        raise UserError(f"{source}: JSON is nested too deeply.") from None
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
+        raise UserError(f"{source}: not valid JSON: {error}.") from None
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {brief(twice)} appears twice")
+    return result
+
+
+def brief(value: object) -> str:
+    """`repr` cut to a length that a message can hold: a hostile name may be megabytes long."""
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def read_json_object(path: Path) -> dict:
+    """The JSON object in a file of at most 64 MiB. Raises UserError."""
+    data = parse_json(read_bytes(path, MAX_JSON), str(path))
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: wanted a JSON object, got {type(data).__name__}.")
+    return data
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The whole of a file of at most `limit` bytes. Raises UserError when it cannot be read or is larger."""
+    size = file_size(path)
+    if size > limit:
+        raise UserError(f"{path}: {size} bytes; wanted at most {limit}.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a regular file. Raises UserError for anything else."""
+    try:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file.")
+        return path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def map_bytes(path: Path, offset: int, nbytes: int) -> np.ndarray:
+    """Bytes `offset .. offset + nbytes` of a file as a read-only uint8 array.
+
+    Each call maps its own piece, so the pages leave the process with the array: reading a model tensor by
+    tensor needs the memory of one tensor.
+    """
+    start = offset - offset % mmap.ALLOCATIONGRANULARITY
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), offset - start + nbytes, access=mmap.ACCESS_READ, offset=start)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: bytes {offset} to {offset + nbytes} cannot be mapped: {error}.") from None
+    return np.frombuffer(mapped, np.uint8, nbytes, offset - start)
