@@ -1,0 +1,226 @@
+"""Flat micro-batches: the arrays, the order, packing, and an exact resume."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lorawgpu.data.batching import (
+    ALIGN,
+    Batches,
+    BatchSettings,
+    Sample,
+    State,
+    bucket,
+    flatten,
+    pack,
+    sequential,
+    token_capacity,
+)
+from lorawgpu.errors import UserError
+
+
+def sample(ids, labels=None):
+    return Sample(np.array(ids, np.int32), np.array(ids if labels is None else labels, np.int32))
+
+
+class ListSource:
+    """Samples whose every token is its own index in the corpus, so that nothing can be lost unseen."""
+
+    def __init__(self, lengths, start=1):
+        self.lengths = np.array(lengths, np.int64)
+        self.begin = start + np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return sample(np.arange(self.begin[index], self.begin[index + 1]))
+
+
+def batches(lengths, *, packing=True, capacity=128, accumulation=2, size=2, seed=0, weights=None, sources=None):
+    sources = [ListSource(lengths)] if sources is None else sources
+    return Batches(sources, BatchSettings(seed, size, accumulation, capacity, packing), weights)
+
+
+def one_epoch(stream):
+    out = []
+    for window in stream:
+        out.append(window)
+        if window.ends_epoch:
+            return out
+
+
+def tokens_of(windows):
+    return np.concatenate([b.ids[: b.tokens] for w in windows for b in w.micro_batches])
+
+
+def test_flatten_writes_the_step_data_by_hand():
+    batch = flatten([sample([5, 6, 7], [5, -100, 7]), sample([8]), sample([9, 10])], 8)
+    assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 0, 0]
+    assert batch.position.tolist() == [0, 1, 2, 0, 0, 1, 0, 0]
+    assert batch.slot.tolist() == list(range(8))
+    assert batch.kv_start.tolist() == [0, 0, 0, 3, 4, 4, 6, 7]
+    assert batch.segment_end.tolist() == [3, 3, 3, 4, 6, 6, 7, 8]
+    assert batch.target_rows.tolist() == [1, 4]  # 5 and 9 come first, 8 stands alone, labels[1] is masked
+    assert batch.target_ids.tolist() == [7, 10]
+    assert (batch.tokens, batch.samples, batch.targets, batch.capacity) == (6, 3, 2, 8)
+    assert all(a.dtype == np.int32 for a in (batch.ids, batch.position, batch.slot, batch.kv_start, batch.segment_end))
+    assert batch.target_rows.dtype == batch.target_ids.dtype == np.int32
+
+
+def test_the_first_label_of_a_sequence_is_no_target_of_the_sequence_before_it():
+    batch = flatten([sample([1, 2]), sample([3, 4])], 4)
+    assert dict(zip(batch.target_rows.tolist(), batch.target_ids.tolist(), strict=True)) == {0: 2, 2: 4}
+
+
+def test_labels_that_differ_from_the_ids_are_kept():
+    assert flatten([sample([1, 2, 3], [-100, 9, -100])], 4).target_ids.tolist() == [9]
+
+
+def test_flatten_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="5 tokens do not fit a capacity of 4"):
+        flatten([sample([1] * 5)], 4)
+
+
+def test_buckets_are_few_and_tight():
+    assert [bucket(n) for n in (1, 16, 17, 33, 65, 129, 512, 513, 1025, 2048, 2049)] == [
+        16, 16, 32, 64, 128, 256, 512, 640, 1280, 2048, 2560,
+    ]  # fmt: skip
+    sizes = {bucket(n) for n in range(1, 8193)}
+    assert len(sizes) <= 24
+    assert all(s % ALIGN == 0 for s in sizes if s > 64)
+    assert all(n <= bucket(n) <= max(1.25 * n, n + ALIGN) for n in range(65, 8193))
+    assert bucket(1300, limit=1408) == 1408
+
+
+def test_token_capacity_is_what_kernels_work_in():
+    assert token_capacity(4, 512) == 2048
+    assert token_capacity(1, 1300) == 1408
+    assert token_capacity(1, 20) == 32
+
+
+@given(st.lists(st.integers(1, 64), max_size=80), st.integers(64, 200))
+def test_packing_loses_and_doubles_nothing(lengths, capacity):
+    bins = pack(np.array(lengths, np.int64), capacity)
+    assert sorted(i for members in bins for i in members.tolist()) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in members) <= capacity for members in bins)
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=60),
+    st.booleans(),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 5),
+)
+@settings(deadline=None)
+def test_an_epoch_holds_every_token_once(lengths, packing, accumulation, size, seed):
+    data = batches(lengths, packing=packing, accumulation=accumulation, size=size, seed=seed, capacity=192)
+    stream = data.windows()
+    for epoch in (0, 1):
+        windows = one_epoch(stream)
+        assert sorted(tokens_of(windows).tolist()) == list(range(1, 1 + sum(lengths)))
+        assert len(windows) == data.steps(epoch)
+        assert all(len(w.micro_batches) == accumulation for w in windows[:-1])
+        assert windows[-1].state == State(epoch + 1, mixing=((epoch + 1) * len(lengths),))
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=60),
+    st.booleans(),
+    st.integers(1, 3),
+    st.integers(0, 40),
+    st.sampled_from([0.5, 1.0, 2.0]),
+)
+@settings(deadline=None)
+def test_resume_at_any_step_continues_with_the_same_bytes(lengths, packing, accumulation, steps, weight):
+    sources = [ListSource(lengths), ListSource([7, 3, 5], start=10_000)]
+
+    def fresh():
+        data = batches(None, sources=sources, packing=packing, accumulation=accumulation, weights=[weight, 1.0])
+        return data
+
+    stream = fresh().windows()
+    state = None
+    for _ in range(steps):
+        state = next(stream).state
+    if state is not None:
+        state = State.from_dict(json.loads(json.dumps(state.to_dict())))
+    resumed = fresh().windows(state)
+    for _ in range(12):
+        expected, got = next(stream), next(resumed)
+        assert expected.state == got.state and expected.ends_epoch == got.ends_epoch
+        for a, b in zip(expected.micro_batches, got.micro_batches, strict=True):
+            np.testing.assert_array_equal(a.ids, b.ids)
+            np.testing.assert_array_equal(a.target_rows, b.target_rows)
+
+
+def test_resume_inside_a_packing_window_of_many():
+    lengths = np.random.default_rng(0).integers(1, 64, 3000)  # several packing windows of 128 x 128 tokens
+    data = batches(lengths, capacity=128, accumulation=3)
+    windows = one_epoch(data.windows())
+    assert len({w.state.window_start for w in windows}) > 3
+    middle = next(i for i, w in enumerate(windows) if w.state.window_start > 0 and w.state.window_batches > 0)
+    rest = one_epoch(data.windows(windows[middle].state))
+    np.testing.assert_array_equal(tokens_of(rest), tokens_of(windows[middle + 1 :]))
+    assert sorted(tokens_of(windows).tolist()) == list(range(1, 1 + lengths.sum()))
+
+
+def test_a_state_of_other_data_is_refused():
+    state = next(batches([5] * 200).windows()).state
+    with pytest.raises(UserError, match="does not belong to these data"):
+        next(batches([50] * 200).windows(state))
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    data = batches([3] * 50)
+    assert not np.array_equal(data.order(0), data.order(1))
+    assert not np.array_equal(data.order(0), batches([3] * 50, seed=1).order(0))
+    np.testing.assert_array_equal(data.order(1), batches([3] * 50, packing=False, size=7).order(1))
+
+
+def test_without_packing_a_micro_batch_has_micro_batch_size_samples():
+    windows = one_epoch(batches([9] * 7, packing=False, size=3, accumulation=2, capacity=128).windows())
+    assert [[b.samples for b in w.micro_batches] for w in windows] == [[3, 3], [1]]
+
+
+def test_weights_say_how_often_an_epoch_sees_a_sample():
+    sources = [ListSource([2] * 10), ListSource([2] * 10, start=1000), ListSource([2] * 10, start=2000)]
+    data = batches(None, sources=sources, weights=[1.0, 2.0, 0.5])
+    first, second = data.order(0), data.order(1)
+    assert np.bincount(first, minlength=30).tolist()[:20] == [1] * 10 + [2] * 10
+    halves = [o[o >= 20] for o in (first, second)]
+    assert sorted(np.concatenate(halves).tolist()) == list(range(20, 30))  # both halves, none twice
+
+
+def test_a_weight_of_zero_is_refused():
+    with pytest.raises(UserError, match="must be above 0"):
+        batches([1], weights=[0.0])
+
+
+def test_no_samples_is_an_error():
+    with pytest.raises(UserError, match="no sample"):
+        next(batches([]).windows())
+
+
+@pytest.mark.parametrize(("median", "sigma"), [(60, 0.5), (200, 0.8), (400, 1.0), (900, 0.6)])
+def test_packing_efficiency_on_long_tailed_lengths(median, sigma):
+    """Chat data is log-normal; 97% is what the issue asks of every such distribution."""
+    lengths = np.clip(np.random.default_rng(1).lognormal(np.log(median), sigma, 8000), 1, 2048).astype(int)
+    data = batches(lengths, capacity=2048, accumulation=1)
+    windows = one_epoch(data.windows())
+    used = sum(w.tokens for w in windows)
+    rows = sum(b.capacity for w in windows for b in w.micro_batches)
+    assert used == lengths.sum()
+    assert used / rows > 0.97
+
+
+def test_sequential_keeps_the_order_and_fills_the_capacity():
+    source = ListSource([60, 60, 10, 128, 1])
+    out = list(sequential(source, 128))
+    assert [b.samples for b in out] == [2, 1, 1, 1]
+    assert np.concatenate([b.ids[: b.tokens] for b in out]).tolist() == list(range(1, 260))
+    assert [b.capacity for b in out] == [128, 16, 128, 16]
