@@ -14,6 +14,21 @@ def device():
     return open_device()
 
 
+@pytest.fixture(scope="session")
+def kernels(device):
+    from lorawgpu.gpu import KernelCache
+
+    return KernelCache(device)
+
+
+@pytest.fixture
+def plan(device, kernels):
+    """An empty plan; compiled kernels are shared by the whole session."""
+    from lorawgpu.gpu import Plan
+
+    return Plan(device, kernels)
+
+
 def pytest_collection_modifyitems(items):
     """Long tests last, so that a quick failure shows within minutes."""
     items.sort(key=lambda item: item.get_closest_marker("long") is not None)

@@ -1,0 +1,20 @@
+"""Embedding lookup. Equations: shaders/embedding.wgsl."""
+from ..gpu import padded
+from .checks import expect, expect_rows, fold_elements
+
+FORMATS = {"f32": 0, "bf16": 1, "f16": 2}
+
+
+def embedding_forward(plan, x, ids, parts, *, rows, width, scale=1.0):
+    """x [rows, width] = table[ids] * scale.
+
+    ids i32 [rows]; parts: the table split by rows, a list of (first row, Tensor [part rows, padded(width)] as stored:
+    bf16, f16 or f32). One record a part; together they must cover every id.
+    """
+    ld = expect_rows(rows, width, x=x)
+    expect("ids", ids, (rows,), "i32")
+    for row_start, part in parts:
+        expect("part", part, (part.shape[0], padded(width)), *FORMATS)
+        plan.record("embedding", "forward", fold_elements(rows * ld), overrides={"FORMAT": FORMATS[part.dtype]},
+                    params={"rows": rows, "ld4": ld // 4, "row_start": row_start, "part_rows": part.shape[0],
+                            "scale": scale}, ids=ids, part=part, x=x)

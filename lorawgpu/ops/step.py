@@ -1,0 +1,30 @@
+"""The `step` buffer: what changes from step to step, in one small uniform (shaders/common/step.wgsl).
+
+    lr, inv_targets, m_scale, v_scale    read by `update` (ops/adamw.py): write them once a window, before it
+    key0, key1                           read by dropout: write them before each micro-batch
+"""
+import struct
+
+import numpy as np
+import wgpu
+
+from ..gpu import Device, Tensor
+
+_LAYOUT = "<4f2I"
+
+
+def step_buffer(device: Device) -> Tensor:
+    """The uniform buffer itself. Fill it with `device.write(step, pack_step(...))`."""
+    size = struct.calcsize(_LAYOUT)
+    usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
+    return Tensor(device.buffer(size, "step", "step", usage), (size // 4,), "u32", 0, "step")
+
+
+def adam_scales(t: int, beta1: float, beta2: float) -> tuple:
+    """(1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)) in float64: float32 would be off by 1e-4. t counts from 1."""
+    return 1.0 / (1.0 - beta1**t), (1.0 - beta2**t) ** -0.5
+
+
+def pack_step(*, lr=0.0, inv_targets=0.0, m_scale=1.0, v_scale=1.0, key=(0, 0)) -> np.ndarray:
+    """The buffer's contents, uint32 [6]. `key` is reference.dropout.dropout_step_key(seed, step, micro_batch)."""
+    return np.frombuffer(struct.pack(_LAYOUT, lr, inv_targets, m_scale, v_scale, *map(int, key)), np.uint32)
