@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gradcheck import check_gradients, relative_error, wrong_backwards
 
+from lorawgpu.model.config import Rope
 from lorawgpu.reference.activation import gate_backward, gate_forward
 from lorawgpu.reference.adamw import adamw_update, clip_scale, grad_norm
 from lorawgpu.reference.attention import (
@@ -308,6 +309,10 @@ def test_rope_keeps_relative_positions():
     assert abs(dot(7, 3) - dot(104, 100)) < 1e-12
     assert abs(dot(7, 3) - dot(3, 7)) > 1e-3
     assert np.array_equal(rope_forward(q, *rope_tables([0], inv_freq)), q)
+
+
+def test_rope_frequencies_are_the_config_s():
+    assert np.array_equal(rope_inv_freq(5e5, 128), Rope(5e5).inv_freq(128))
 
 
 def test_head_chunks_do_not_change_the_loss():

@@ -1,0 +1,51 @@
+"""Read a golden case, and put its model before the float64 reference."""
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from lorawgpu.data.batching import MicroBatch, Sample, flatten
+from lorawgpu.model.loader import Checkpoint, open_checkpoint
+from lorawgpu.model.tensors import is_linear
+from lorawgpu.reference.model import Model
+from lorawgpu.reference.ternary import ternary_unpack
+
+GOLDEN = Path(__file__).parent / "golden"
+SMALL_CASES = ("bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense")
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    settings: dict  # case.json
+    expected: dict  # expected.npz
+    batch: MicroBatch  # without padding: the rows where attention_mask is 1
+    mask: np.ndarray  # bool [B, T]
+    model: Model
+
+
+def read_case(name):
+    """One of SMALL_CASES."""
+    folder = GOLDEN / name
+    settings = json.loads((folder / "case.json").read_text())
+    arrays = np.load(folder / "batch.npz")
+    mask = arrays["attention_mask"].astype(bool)
+    samples = [Sample(ids[keep], labels[keep])
+               for ids, labels, keep in zip(arrays["input_ids"], arrays["labels"], mask, strict=True)]
+    adapter = load_file(folder / "adapter_init" / "adapter_model.safetensors")
+    model = reference_model(open_checkpoint(folder), adapter, settings["lora"]["alpha"] / settings["lora"]["r"])
+    return GoldenCase(settings, dict(np.load(folder / "expected.npz")), flatten(samples, mask.sum()), mask, model)
+
+
+def reference_model(checkpoint: Checkpoint, adapter, scale):
+    """The reference's view of a checkpoint with an adapter, PEFT name -> array, of one scale."""
+    def weight(name):
+        if checkpoint.config.ternary and is_linear(name):
+            stored = checkpoint.ternary(name)
+            return ternary_unpack(stored.packed, stored.out), stored.scale
+        return checkpoint.dense(name).float32().astype(np.float64)
+
+    scales = {name.removeprefix("base_model.model.").split(".lora_")[0]: scale for name in adapter}
+    return Model(checkpoint.config, {name: weight(name) for name in checkpoint.keys()},
+                 {name: a.astype(np.float64) for name, a in adapter.items()}, scales)
