@@ -3,5 +3,6 @@ from .device import Device, open_device
 from .kernel import KernelCache
 from .plan import Plan
 from .tensor import Tensor, padded
+from .workspace import Workspace
 
-__all__ = ["Device", "KernelCache", "Plan", "Tensor", "open_device", "padded"]
+__all__ = ["Device", "KernelCache", "Plan", "Tensor", "Workspace", "open_device", "padded"]

@@ -102,6 +102,7 @@ class Device:
         except Exception as e:
             raise DeviceError(f"{self.name}: the driver refused the device: {e}") from e
         self.queue = self.wgpu.queue
+        self._fence = self.buffer(16, "fence", "plan")
 
     @property
     def name(self) -> str:
@@ -163,7 +164,8 @@ class Device:
 
     def wait(self):
         """Block until everything submitted so far is done."""
-        self.queue.on_submitted_work_done_sync()
+        # A read-back waits for the queue; wgpu-py 0.32's on_submitted_work_done does not match its wgpu-native.
+        self.queue.read_buffer(self._fence)
 
 
 def open_device(choice: str | None = None, limits: str | None = None, budget: int | None = None) -> Device:

@@ -1,0 +1,41 @@
+"""Scratch and activation buffers reused by lifetime while plans are recorded."""
+from math import prod
+
+import numpy as np
+
+from .tensor import DTYPES, Tensor, padded
+
+
+class Workspace:
+    """`take` a tensor, `give` it back when the records that read it are recorded: later takes may get its buffer.
+
+    Safe because dispatches run in the order they were recorded. Plans for smaller capacities, recorded after
+    `rewind`, reuse the same buffers: record the largest plan first.
+    """
+
+    def __init__(self, device, kind="activations"):
+        self.device, self.kind = device, kind
+        self._all, self._free, self._used = [], [], {}
+
+    def take(self, shape, dtype="f32", label="") -> Tensor:
+        """A tensor with undefined contents. The smallest free buffer that fits, unless it would waste over half."""
+        nbytes = padded(prod(shape) * np.dtype(DTYPES[dtype]).itemsize, 256)
+        fits = [(size, i) for i, (size, _) in enumerate(self._free) if nbytes <= size <= 2 * nbytes + 4096]
+        if fits:
+            size, buffer = self._free.pop(min(fits)[1])
+        else:
+            size, buffer = nbytes, self.device.buffer(nbytes, label, self.kind)
+            self._all.append((size, buffer))
+        self._used[id(buffer)] = (size, buffer)
+        return Tensor(buffer, tuple(shape), dtype, 0, label)
+
+    def give(self, *tensors: Tensor):
+        """Return tensors. ValueError for one that is not out, or was given twice."""
+        for t in tensors:
+            if id(t.buffer) not in self._used:
+                raise ValueError(f"{t.label} was not taken from this workspace, or given back twice")
+            self._free.append(self._used.pop(id(t.buffer)))
+
+    def rewind(self):
+        """All buffers are free again, for the next plan."""
+        self._free, self._used = list(self._all), {}
