@@ -1,7 +1,7 @@
 """What every op wrapper does before it records: check shapes, and fold a long grid into two dimensions."""
 from ..gpu import Tensor, padded
 
-WG = 256  # threads a workgroup of the row-wise and element-wise kernels
+WG = 256  # threads a workgroup of the element-wise kernels
 
 
 def expect(name: str, tensor: Tensor, shape: tuple, *dtypes: str):
