@@ -1,0 +1,92 @@
+"""`lorawgpu <command>`, the exit codes of all commands, and the options that several share."""
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from lorawgpu import __version__
+from lorawgpu.errors import CheckFailed, DeviceError, UserError
+
+COMMANDS = {
+    "train": "fine-tune a model as a YAML file says",
+    "generate": "write text with a model and an adapter",
+    "evaluate": "loss and perplexity on a file",
+    "export": "take an adapter to PEFT, llama.cpp, MLX, or merge it",
+    "verify": "check losses, gradients and steps against golden cases",
+    "doctor": "check this machine: adapter, limits, every kernel",
+    "report": "charts and samples of a run",
+}
+EXIT_CODES = {CheckFailed: 1, UserError: 2, OSError: 2, DeviceError: 3}
+INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with a wrong command line as a UserError: one message instead of the usage and a message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def main_of(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] | None], int]:
+    """The `main` of a command: calls `run(argv)` and turns what it raises into `error: ...` on stderr and an exit code.
+
+    0 done (or what `run` returns), 1 CheckFailed, 2 UserError or a file that cannot be read or written, 3 DeviceError,
+    130 Ctrl-C. Anything else is a bug of ours and keeps its traceback.
+    """
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        try:
+            return run(list(sys.argv[1:] if argv is None else argv)) or 0
+        except BrokenPipeError:  # `lorawgpu generate ... | head`: the reader has had enough, which is no fault
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except tuple(EXIT_CODES) as error:
+            where = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
+            print(f"error: {where}", file=sys.stderr)
+            return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return INTERRUPTED
+
+    return main
+
+
+def parser_of(command: str, **kwargs) -> Parser:
+    """The parser of `lorawgpu <command>`."""
+    return Parser(prog=f"lorawgpu {command}", description=COMMANDS[command], allow_abbrev=False, **kwargs)
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """--device; None when not given, so that LORAWGPU_DEVICE and then `auto` decide (gpu.open_device)."""
+    usage = "which adapter to run on (default: $LORAWGPU_DEVICE, then auto)"
+    parser.add_argument("--device", metavar="auto|cpu|gpu|INDEX|NAME", help=usage)
+
+
+def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """--model and --adapter."""
+    usage = "a Hugging Face folder, a .gguf file, builtin:NAME or a hub name"
+    parser.add_argument("--model", metavar="M", required=required, help=usage)
+    parser.add_argument("--adapter", metavar="DIR", help="a PEFT adapter directory")
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        listing = "\n".join(f"  {name:<9} {purpose}" for name, purpose in COMMANDS.items())
+        print(f"usage: lorawgpu <command> ...\n\n{listing}\n\nlorawgpu <command> --help says more.")
+        return 0
+    if argv[0] == "--version":
+        print(f"lorawgpu {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        nearest = difflib.get_close_matches(argv[0], COMMANDS, n=1, cutoff=0)[0]
+        raise UserError(f"no command {argv[0]!r}; the nearest one is {nearest!r} (lorawgpu --help lists all)")
+    return importlib.import_module(f"lorawgpu.{argv[0]}").main(argv[1:])
+
+
+main = main_of(_dispatch)
+
+if __name__ == "__main__":
+    sys.exit(main())

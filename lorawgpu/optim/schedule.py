@@ -1,0 +1,39 @@
+"""The learning rate of each optimizer step and Adam's bias corrections, in float64 on the host.
+
+Steps are counted from 0 and the formulas are those of transformers' `get_scheduler`: the first warmup step has rate 0,
+step `warmup_steps` has the peak, and the last step of a decay is just above 0 (0 would be reached one step later).
+"""
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warmup from 0 to `peak`, then `kind`: constant, or linear or half a cosine down to 0 at `total_steps`."""
+
+    kind: str  # "constant" | "linear" | "cosine"
+    peak: float
+    total_steps: int
+    warmup_steps: int = 0
+
+    def lr(self, step: int) -> float:
+        """Learning rate of optimizer step `step`, counted from 0. Past `total_steps` a decay stays at 0."""
+        if step < self.warmup_steps:
+            return self.peak * step / self.warmup_steps
+        if self.kind == "constant":
+            return self.peak
+        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        if progress >= 1:
+            return 0.0
+        return self.peak * (1 - progress if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def schedule_of(config, total_steps: int) -> Schedule:
+    """The schedule that a TrainConfig asks for; a warmup ratio is rounded up to whole steps, as transformers does."""
+    warmup = config.warmup_steps or math.ceil(config.warmup_ratio * total_steps)
+    return Schedule(config.lr_scheduler, config.learning_rate, total_steps, warmup)
+
+
+def bias_corrections(step: int, beta1: float, beta2: float) -> tuple[float, float]:
+    """(1 - beta1^t, 1 - beta2^t) of AdamW with t = step + 1; in float32 the second is off by 1e-4 at the start."""
+    return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)

@@ -1,0 +1,277 @@
+"""The config file: what is read, and that every mistake is one message that names key, line and remedy."""
+import json
+import os
+
+import pytest
+import yaml
+
+from lorawgpu.cli import main_of
+from lorawgpu.config import RESUME_KEYS, TrainConfig, json_schema, load_config
+from lorawgpu.errors import UserError
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """write(text, *overrides) loads a config with `text` below the two required keys."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+
+    def load(text="", *overrides, head="base_model: model\ndatasets: [{path: chats.jsonl}]\n"):
+        path = tmp_path / "run.yaml"
+        path.write_text(head + text)
+        return load_config(path, overrides)
+
+    return load
+
+
+def test_defaults_and_paths(write, tmp_path):
+    config = write()
+    assert config.base_model == str(tmp_path / "model") and config.datasets[0].path == str(tmp_path / "chats.jsonl")
+    assert config.output_dir == str(tmp_path / "out")
+    assert (config.lora_r, config.lora_target_modules, config.lr_scheduler, config.device) == (
+        16, "all-linear", "cosine", None)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "0.0001", "1.0e-4", ".1e-3", "'1e-4'", "+1e-4"])
+def test_a_number_in_any_spelling_is_a_float(write, text):
+    assert write(f"learning_rate: {text}\n").learning_rate == 1e-4
+
+
+def test_whole_numbers_are_accepted_for_floats_and_indices_for_device(write):
+    config = write("num_epochs: 3\nmax_grad_norm: 0\ndevice: 0\n")
+    assert config.num_epochs == 3.0 and config.max_grad_norm == 0.0 and config.device == "0"
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.1", 0.1), ("1e-1", 0.1), ("20", 20), ("20.0", 20), ("0", 0)])
+def test_val_set_size_is_a_count_or_a_fraction(write, text, value):
+    got = write(f"val_set_size: {text}\n").val_set_size
+    assert got == value and type(got) is type(value)
+
+
+def test_a_single_name_stands_for_a_list_of_one(write):
+    config = write("report_to: wandb\nsample_prompts: Who are you?\nroles_to_train: user\n")
+    assert config.report_to == ["wandb"]
+    assert config.sample_prompts == ["Who are you?"] and config.roles_to_train == ["user"]
+
+
+def test_overrides(write, tmp_path):
+    (tmp_path / "more.jsonl").touch()
+    config = write(
+        "lora_r: 4\n", "lora_r=8", "learning_rate=1e-3", "datasets.0.weight=2", "datasets.1.path=more.jsonl",
+        "lora_target_modules=[q_proj, v_proj]", "test_datasets.0.path=chats.jsonl", "device=cpu", "max_steps=",
+    )  # fmt: skip
+    assert config.lora_r == 8 and config.learning_rate == 1e-3 and config.device == "cpu" and config.max_steps is None
+    assert [(os.path.basename(d.path), d.weight) for d in config.datasets] == [("chats.jsonl", 2), ("more.jsonl", 1)]
+    assert config.lora_target_modules == ["q_proj", "v_proj"] and len(config.test_datasets) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("lora_r", "wanted key=value"),
+        ("=3", "wanted key=value"),
+        ("lora_r.x=3", "lora_r has no entry 'x'"),
+        ("datasets.5.path=a", "datasets has no entry 5"),
+        ("datasets.path=a", "datasets has no entry 'path'"),
+        ("sample_prompts=[", "not YAML"),
+        ("lora_r=-1", "--set: lora_r: got -1; input should be greater than or equal to 1"),
+        ("lora_rank=1", "--set: lora_rank: unknown key; the nearest one is 'lora_r'"),
+    ],
+)
+def test_bad_overrides(write, override, words):
+    with pytest.raises(UserError) as error:
+        write("lora_r: 4\n", override)
+    assert words in str(error.value)
+
+
+def test_dump_reads_back_equal(write, tmp_path, monkeypatch):
+    text = "learning_rate: 1e-5\nval_set_size: 7\nlora_target_modules: [q_proj]\nchat_template_jinja: |\n  {{ x }}\n"
+    config = write(text)
+    dump = tmp_path / "elsewhere" / "config.yaml"
+    dump.parent.mkdir()
+    dump.write_text(config.dump_yaml())
+    monkeypatch.chdir("/")  # absolute paths: the resolved config works from anywhere
+    assert load_config(dump) == config
+    assert yaml.safe_load(dump.read_text()).keys() == TrainConfig.model_fields.keys()
+
+
+def test_dump_leaves_to_the_adapter_what_the_user_left_to_it(write, tmp_path):
+    (tmp_path / "start").mkdir()
+    dumped = yaml.safe_load(write("adapter: start\nlora_r: 4\n").dump_yaml())
+    assert dumped["lora_r"] == 4 and "lora_alpha" not in dumped and dumped["adapter"] == str(tmp_path / "start")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lerning_rate: 1\n", "line 3: lerning_rate: unknown key; the nearest one is 'learning_rate'"),
+        ("lr: 1\n", "the nearest one is 'learning_rate'"),
+        ("max_seq_length: 1\n", "the nearest one is 'sequence_len'"),
+        ("lora_r: -4\n", "line 3: lora_r: got -4; input should be greater than or equal to 1"),
+        ("lora_r: 0\n", "lora_r: got 0"),
+        ("lora_r: '8'\n", "lora_r: got '8'; input should be a valid integer"),
+        ("lora_r: 8.5\n", "lora_r: got 8.5"),
+        ("lora_r: true\n", "lora_r: got True"),
+        ("learning_rate: 1e-4x\n", "learning_rate: got '1e-4x'; input should be a valid number"),
+        ("learning_rate: .nan\n", "learning_rate: got nan; input should be a finite number"),
+        ("learning_rate: -1e-4\n", "learning_rate: got '-1e-4'; input should be greater than 0"),
+        ("learning_rate: true\n", "learning_rate: got True"),
+        ("lora_dropout: 1.0\n", "lora_dropout: got 1.0; input should be less than 1"),
+        ("lora_dropout: -0.1\n", "lora_dropout: got -0.1"),
+        ("lora_target_modules: q_proj\n", "got 'q_proj'; wanted a list of module names, or all-linear"),
+        ("lora_target_modules: []\n", "wanted a list of module names, or all-linear"),
+        ("lora_target_modules: [q_proj, [v_proj]]\n", "wanted a list of module names, or all-linear"),
+        ("lora_target_modules: [w_proj]\n", "no module is called 'w_proj'; wanted some of q_proj"),
+        ("lr_scheduler: cosin\n", "got 'cosin'; input should be 'constant', 'linear' or 'cosine'"),
+        ("chat_template: vicuna\n", "chat_template: got 'vicuna'; input should be 'chatml'"),
+        ("excess_length_strategy: cut\n", "input should be 'truncate', 'drop' or 'raise'"),
+        ("val_set_size: 1.5\n", "wanted a whole number of samples, or a fraction below 1"),
+        ("val_set_size: -1\n", "val_set_size: got -1"),
+        ("use_rslora: 1\n", "use_rslora: got 1; input should be a valid boolean"),
+        ("seed: 4294967296\n", "seed: got 4294967296"),
+        ("sequence_len: 1\n", "sequence_len: got 1"),
+        ("report_to: [mlflow]\n", "report_to.0: got 'mlflow'"),
+        ("seed: 1\nseed: 2\n", "line 4: seed: set twice, here and on line 3"),
+        ("adapter: nowhere\n", "line 3: adapter: 'nowhere' does not exist in "),
+        ("chat_template_jinja: no.jinja\n", "chat_template_jinja: 'no.jinja' does not exist"),
+        ("output_dir: chats.jsonl\n", "is a file; wanted a folder"),
+        ("test_datasets: [{path: gone.jsonl}]\n", "line 3: test_datasets.0.path: 'gone.jsonl' does not exist"),
+        ("test_datasets: [{path: no/*.jsonl}]\n", "'no/*.jsonl' does not exist"),
+        ("test_datasets: [{path: chats.jsonl, pth: a}]\n", "test_datasets.0.pth: unknown key; the nearest"),
+        ("test_datasets: [{path: chats.jsonl, weight: 0}]\n", "test_datasets.0.weight: got 0"),
+        ("test_datasets: [chats.jsonl]\n", "test_datasets.0: got 'chats.jsonl'; input should be a valid dictionary"),
+        ("test_datasets: chats.jsonl\n", "test_datasets: got 'chats.jsonl'; input should be a valid list"),
+        ("warmup_steps: 3\nwarmup_ratio: 0.1\n", "line 4: warmup_steps and warmup_ratio are both set"),
+        ("warmup_steps: 30\nmax_steps: 10\n", "warmup_steps 30 is beyond max_steps 10"),
+        ("val_set_size: 3\ntest_datasets: [{path: chats.jsonl}]\n", "val_set_size and test_datasets are both set"),
+        ("chat_template: chatml\nchat_template_jinja: '{{ a }}'\n", "chat_template and chat_template_jinja are both"),
+        ("eval_steps: 5\n", "eval_steps has nothing to evaluate"),
+        ("val_set_size: 3\nearly_stopping_patience: 5\n", "early_stopping_patience needs eval_steps"),
+        ("1: 2\n", "keys should be strings"),
+    ],
+)
+def test_bad_values(write, text, words):
+    with pytest.raises(UserError) as error:
+        write(text)
+    assert words in str(error.value) and "run.yaml" in str(error.value)
+    assert "problems" not in str(error.value), "one mistake must not be reported as several"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "holds nothing; wanted `key: value` lines"),
+        ("- a\n", "holds a list"),
+        ("a: [1\nb: 2\n", "run.yaml, line 2, column 2: not YAML"),
+        ("a: !!python/object/apply:os.system [ls]\n", "not YAML: could not determine a constructor"),
+        ("a: 2024-99-99\n", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ("seed: 1\n", "2 problems\n  base_model: missing"),
+        ("base_model: model\ndatasets: []\n", "datasets: got []"),
+        ("base_model: ''\ndatasets: [{path: chats.jsonl}]\n", "base_model: got ''"),
+        ("base_model: gone.gguf\ndatasets: [{path: chats.jsonl}]\n", "'gone.gguf' does not exist in"),
+        ("base_model: /gone\ndatasets: [{path: chats.jsonl}]\n", "'/gone' does not exist; a hub name is owner/name"),
+        ("base_model: 5\ndatasets: [{path: chats.jsonl}]\n", "base_model: got 5; input should be a valid string"),
+        ("a: &a [x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nbase_model: *c\n", "base_model: got [["),
+        ("a: &a [*a]\n", "a: unknown key"),
+    ],
+)
+def test_bad_files(write, content, words):
+    with pytest.raises(UserError) as error:
+        write(head=content)
+    assert words in str(error.value) and "run.yaml" in str(error.value)
+
+
+def test_a_small_bomb_of_aliases_is_answered_in_a_short_message(write):
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    with pytest.raises(UserError) as error:
+        write("\n".join([*levels, "sample_prompts: *a11"]) + "\n")
+    assert len(str(error.value)) < 5000
+
+
+def test_unreadable_files(tmp_path):
+    bad = tmp_path / "bad.yaml"
+    bad.write_bytes(b"base_model: \xff\n")
+    with pytest.raises(UserError, match="bad.yaml: not UTF-8 at byte 12"):
+        load_config(bad)
+    bad.write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(UserError, match="larger than 1,048,576 bytes"):
+        load_config(bad)
+    with pytest.raises(UserError, match="gone.yaml: cannot read the config: No such file"):
+        load_config(tmp_path / "gone.yaml")
+    with pytest.raises(UserError, match="cannot read the config: Is a directory"):
+        load_config(tmp_path)
+
+
+def test_byte_order_mark_and_crlf(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.jsonl").touch()
+    text = b"\xef\xbb\xbfbase_model: owner/name\r\ndatasets:\r\n- path: d.jsonl\r\nseed: 7\r\n"
+    (tmp_path / "c.yaml").write_bytes(text)
+    assert load_config("c.yaml").seed == 7
+
+
+def test_all_problems_in_one_message_by_line(write):
+    with pytest.raises(UserError) as error:
+        write("lora_r: 0\nlearnin_rate: 1\nadapter: gone\nwarmup_steps: 3\nwarmup_ratio: 0.1\n", "seed=-1")
+    message = str(error.value)
+    assert message.startswith("run.yaml: 5 problems") or "run.yaml: 5 problems\n" in message
+    marks = ["line 3: lora_r", "line 4: learnin_rate", "line 5: adapter", "line 7: warmup_steps and", "--set: seed"]
+    places = [message.index(mark) for mark in marks]
+    assert places == sorted(places)
+
+
+def test_a_wrong_key_is_not_blamed_for_a_combination_it_belongs_to(write):
+    with pytest.raises(UserError) as error:
+        write("val_set_size: -3\neval_steps: 5\n")
+    assert "nothing to evaluate" not in str(error.value)
+
+
+def test_paths_from_the_current_directory_then_beside_the_config(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "a.jsonl").touch()
+    (there / "a.jsonl").touch()
+    (there / "b.jsonl").touch()
+    (there / "t.jinja").touch()
+    (there / "c.yaml").write_text(
+        "base_model: owner/name-1.5B\ndatasets: [{path: a.jsonl}, {path: b.jsonl}, {path: '*.jsonl'}, "
+        "{path: 'builtin:docstrings'}, {path: owner/data}]\nchat_template_jinja: t.jinja\noutput_dir: o\n"
+    )
+    monkeypatch.chdir(here)
+    config = load_config(there / "c.yaml")
+    assert [d.path for d in config.datasets] == [
+        str(here / "a.jsonl"), str(there / "b.jsonl"), str(here / "*.jsonl"), "builtin:docstrings", "owner/data",
+    ]  # fmt: skip
+    assert config.base_model == "owner/name-1.5B" and config.chat_template_jinja == str(there / "t.jinja")
+    assert config.output_dir == str(here / "o")
+
+
+def test_a_config_built_in_code_is_checked_too():
+    with pytest.raises(ValueError, match="warmup_steps and warmup_ratio"):
+        TrainConfig(base_model="m", datasets=[{"path": "d"}], warmup_steps=1, warmup_ratio=0.1)
+    with pytest.raises(ValueError, match="frozen"):
+        TrainConfig(base_model="m", datasets=[{"path": "d"}]).seed = 3
+
+
+def test_schema_names_every_key_and_forbids_others():
+    schema = json.loads(json.dumps(json_schema()))
+    assert schema["properties"].keys() == TrainConfig.model_fields.keys()
+    assert schema["additionalProperties"] is False and set(schema["required"]) == {"base_model", "datasets"}
+    undescribed = [k for k, v in schema["properties"].items() if "description" not in v and not k.startswith("adam_")]
+    assert undescribed == []
+
+
+def test_resume_identity_is_made_of_keys_that_exist(write):
+    assert RESUME_KEYS <= TrainConfig.model_fields.keys()
+    assert write("lora_r: 4\n").resume_identity()["lora_r"] == 4
+    assert write("logging_steps: 1\n").resume_identity() == write("logging_steps: 2\n").resume_identity()
+
+
+def test_exit_code_and_message_of_a_command(write, capsys):
+    code = main_of(lambda argv: write("lora_r: -1\n") and 0)([])
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and err.startswith("error: ") and "lora_r" in err and "Traceback" not in err
