@@ -1,0 +1,50 @@
+"""Rotary embedding of q and k, and the way of k and v into the cache. Equations and layout: shaders/rope.wgsl."""
+import numpy as np
+
+from ..gpu import padded
+from .checks import expect, fold_elements
+
+
+def rope_table(inv_freq: np.ndarray, positions: int) -> np.ndarray:
+    """cos, then sin, of position * inv_freq for each position: float32 [positions, HD], computed in float64.
+
+    inv_freq: float64 [HD/2], scaling included (`Rope.inv_freq`).
+    """
+    angle = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(inv_freq, np.float64)
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+
+
+def rope_forward(plan, q, kcache, vcache, qkv, position, slot, table, *, rows, n_heads, n_kv_heads, k_off, v_off):
+    """q [rows, NH*HD] = rope(q of qkv); row slot[t] of kcache, vcache [cache_rows, NKV*HD] = rope(k), v of token t.
+
+    qkv [rows, ld], its k and v parts from columns k_off and v_off on; position, slot i32 [rows];
+    table [positions, HD] from `rope_table`, longer than any position. A slot outside the cache is not written.
+    """
+    params = _params(q, kcache, vcache, qkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off)
+    plan.record("rope", "forward", fold_elements(rows * (params["ldq"] + 2 * params["ldkv"]), 1), params=params,
+                position=position, slot=slot, table=table, qkv=qkv, q=q, kcache=kcache, vcache=vcache)
+
+
+def rope_backward(plan, dqkv, dq, dk, dv, position, slot, table, *, rows, n_heads, n_kv_heads, k_off, v_off):
+    """dqkv [rows, ld] = dq [rows, NH*HD] and row slot[t] of dk turned back, and of dv [cache_rows, NKV*HD] as it is."""
+    params = _params(dq, dk, dv, dqkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off)
+    plan.record("rope", "backward", fold_elements(rows * params["ld"], 1), params=params,
+                position=position, slot=slot, table=table, dq=dq, dk=dk, dv=dv, dqkv=dqkv)
+
+
+def _params(q, k, v, qkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off) -> dict:
+    head_dim = table.shape[1]
+    Q, KV = n_heads * head_dim, n_kv_heads * head_dim
+    ld = qkv.shape[1]
+    expect("q", q, (rows, padded(Q)))
+    expect("k", k, (0, padded(KV)))
+    expect("v", v, (k.shape[0], padded(KV)))
+    expect("qkv", qkv, (rows, ld))
+    expect("position", position, (rows,), "i32")
+    expect("slot", slot, (rows,), "i32")
+    expect("table", table, (1, head_dim))
+    if head_dim % 2 or not Q <= k_off <= k_off + KV <= v_off <= v_off + KV <= ld:
+        raise ValueError(f"qkv ({qkv.label}): {ld} columns do not hold q [0, {Q}), k [{k_off}, +{KV}) and v [{v_off}, "
+                         f"+{KV}) of even heads ({head_dim}) one after another")
+    return {"rows": rows, "ld": ld, "Q": Q, "KV": KV, "half": head_dim // 2, "k_off": k_off, "v_off": v_off,
+            "ldq": padded(Q), "ldkv": padded(KV), "cache_rows": k.shape[0], "positions": table.shape[0]}
