@@ -1,0 +1,87 @@
+"""Attention of query rows against a KV cache, forward and backward, by flash (the default) or by the chain (its check).
+
+    score[t,j] = scale * q[t] . k[j]     for kv_start[t] <= j <= slot[t]        out = softmax(score) v, per head
+
+Equations: reference/attention.py. Kernels: shaders/attention_flash.wgsl.j2 and shaders/attention_chain.wgsl.
+"""
+from dataclasses import dataclass
+
+from ..errors import UserError
+from ..gpu import padded
+from . import attention_chain
+
+IMPLEMENTATIONS = {"chain": attention_chain}
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What both implementations need to know: query rows, cache slots, heads, and the row strides of both."""
+
+    rows: int
+    slots: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads to a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def row_ld(self) -> int:
+        return padded(self.heads * self.head_dim)
+
+    @property
+    def slot_ld(self) -> int:
+        return padded(self.kv_heads * self.head_dim)
+
+    def flops(self, products: int) -> float:
+        """Of `products` causal products of one sequence that fills all rows: an upper bound for several."""
+        return products * self.rows * min(self.rows + 1, 2 * self.slots) * self.head_dim * self.heads
+
+
+def _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, per_row, per_slot, tensors) -> Sizes:
+    if softcap:
+        raise UserError(f"attn_softcap is {softcap}; this version supports only models without one (0)")
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"attention impl is {impl!r}, want one of {sorted(IMPLEMENTATIONS)}")
+    if kv_heads < 1 or heads % kv_heads or head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"attention: heads {heads} must be a multiple of kv_heads {kv_heads}, "
+                         f"head_dim {head_dim} even and at most {MAX_HEAD_DIM}")
+    sizes = Sizes(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim)
+    wanted = [(t, (sizes.rows,)) for t in per_row] + [(t, (sizes.slots,)) for t in per_slot]
+    shapes = {"row": (sizes.rows, sizes.row_ld), "slot": (sizes.slots, sizes.slot_ld), "lse": (sizes.rows, heads)}
+    wanted += [(t, shapes[kind]) for kind, some in tensors.items() for t in some]
+    for tensor, shape in wanted:
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"attention: {tensor.label} has shape {tuple(tensor.shape)}, want {shape}")
+    return sizes
+
+
+def attention_forward(plan, out, lse, q, kcache, vcache, slot, kv_start, *, heads, kv_heads, head_dim, scale,
+                      workspace, impl="flash", softcap=0.0):
+    """Record out, lse = attention(q, kcache, vcache).
+
+    q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start u32 [M], kv_start <= slot < S;
+    lse f32 [M, NH], natural log. `workspace` lends scratch: take(shape, dtype, label) -> Tensor, give(tensor).
+    Cache slots between the first and the last that some row of a tile sees must be finite (see the shader's header).
+    ValueError for a shape that does not fit, UserError for a softcap.
+    """
+    sizes = _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, [slot, kv_start], [],
+                     {"row": [q, out], "slot": [kcache, vcache], "lse": [lse]})
+    IMPLEMENTATIONS[impl].forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace)
+
+
+def attention_backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, *, heads,
+                       kv_heads, head_dim, scale, workspace, impl="flash", softcap=0.0):
+    """Record dq (=), dk, dv (=, for every cache row) from dout and what the forward saved.
+
+    As attention_forward, with slot[t] = t: key s is attended by rows s .. segment_end[s]-1 and by no other.
+    dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end u32 [S]. Sums have one fixed order, no atomics.
+    """
+    sizes = _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, [slot, kv_start], [segment_end],
+                     {"row": [q, out, dq, dout], "slot": [kcache, vcache, dk, dv], "lse": [lse]})
+    IMPLEMENTATIONS[impl].backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end,
+                                   sizes, scale, workspace)

@@ -1,0 +1,148 @@
+"""Attention kernels against the float64 reference, and chain against flash, at odd and real shapes."""
+import numpy as np
+import pytest
+
+from lorawgpu.errors import UserError
+from lorawgpu.gpu import KernelCache, Plan, padded
+from lorawgpu.ops.attention import attention_backward, attention_forward
+from lorawgpu.reference import attention as reference
+
+IMPLS = ["chain"]
+POISON = 7777.0
+# float32 sums of a few hundred terms of order 1, exp2 good to a few units in the last place
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def kernels(device):
+    return KernelCache(device)
+
+
+class Workspace:
+    """Lends scratch of NaN, so that a kernel that reads what it never wrote is caught."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def take(self, shape, dtype, label):
+        t = self.device.tensor(shape, dtype, label)
+        self.device.write(t, np.full(t.nbytes // 4, 0x7FC00000, np.uint32).view(np.float32 if dtype == "f32" else "u4"))
+        return t
+
+    def give(self, tensor):
+        pass
+
+
+class Case:
+    """Random sequences of the given lengths, flat, with tail tokens up to the capacity; values of the size `gain`."""
+
+    def __init__(self, lengths, heads, kv_heads, head_dim, tail=0, spare=0, gain=1.0, window=None, seed=0):
+        rng = np.random.default_rng(seed)
+        self.heads, self.kv_heads, self.head_dim, self.scale = heads, kv_heads, head_dim, head_dim**-0.5
+        bounds = np.cumsum([0, *lengths])
+        self.rows = bounds[-1] + tail
+        self.slots = self.rows + spare
+        self.slot = np.arange(self.rows, dtype=np.uint32)
+        self.kv_start = self.slot.copy()
+        self.segment_end = np.zeros(self.slots, np.uint32)
+        self.segment_end[: self.rows] = self.slot + 1
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            self.kv_start[start:end] = start
+            self.segment_end[start:end] = end
+        if window:
+            self.kv_start = np.maximum(self.kv_start, self.slot - np.minimum(self.slot, window - 1))
+        self.q, self.dout = (gain * rng.standard_normal((self.rows, heads * head_dim)) for _ in range(2))
+        self.k, self.v = (gain * rng.standard_normal((self.slots, kv_heads * head_dim)) for _ in range(2))
+        for name in ("q", "k", "v", "dout"):  # the reference sees what the kernels see
+            setattr(self, name, getattr(self, name).astype(np.float32).astype(np.float64))
+
+    def reference(self):
+        """-> out, lse, dq, dk, dv"""
+        sizes = self.heads, self.kv_heads, self.scale
+        out, lse = reference.attention_forward(self.q, self.k, self.v, self.slot, self.kv_start, *sizes)
+        grads = reference.attention_backward(
+            self.dout, self.q, self.k, self.v, out, lse, self.slot, self.kv_start, *sizes)
+        return out, lse.T, *grads
+
+
+def wide(x):
+    """Padding columns of zeros."""
+    x = np.asarray(x, np.float32)
+    return np.pad(x, ((0, 0), (0, padded(x.shape[1]) - x.shape[1])))
+
+
+class Guarded:
+    """An output inside a larger poisoned buffer, to see that its neighbours stay intact."""
+
+    def __init__(self, device, shape, label):
+        self.device, gap = device, 64
+        start = padded(gap, 64)
+        size = int(np.prod(shape))
+        self.whole = device.tensor((start + size + gap,), "f32", label)
+        device.write(self.whole, np.full(self.whole.shape, POISON, np.float32))
+        self.tensor = self.whole.view(start, shape, label)
+        self.start, self.size, self.shape = start, size, shape
+
+    def read(self, width):
+        """The logical columns; AssertionError when padding or neighbours are not as they must be."""
+        whole = self.device.read(self.whole)
+        assert (whole[: self.start] == POISON).all() and (whole[self.start + self.size:] == POISON).all()
+        x = whole[self.start : self.start + self.size].reshape(self.shape)
+        assert (x[:, width:] == 0).all()
+        return x[:, :width]
+
+
+def run(device, kernels, case, impl, backward=True):
+    """-> out, lse[, dq, dk, dv] of the kernels."""
+    up = device.upload
+    q, dout, k, v = (up(wide(getattr(case, n)), label=n) for n in ("q", "dout", "k", "v"))
+    slot, kv_start, segment_end = (
+        up(getattr(case, n).astype(np.uint32), label=n) for n in ("slot", "kv_start", "segment_end"))
+    rows, slots = q.shape, k.shape
+    made = {n: Guarded(device, s, n) for n, s in
+            {"out": rows, "lse": (rows[0], case.heads), "dq": rows, "dk": slots, "dv": slots}.items()}
+    out, lse, dq, dk, dv = (made[n].tensor for n in made)
+    options = {"heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.head_dim, "scale": case.scale,
+               "impl": impl, "workspace": Workspace(device)}
+    plan = Plan(device, kernels)
+    with plan.section("both"):
+        attention_forward(plan, out, lse, q, k, v, slot, kv_start, **options)
+        if backward:
+            attention_backward(plan, dq, dk, dv, dout, out, lse, q, k, v, slot, kv_start, segment_end, **options)
+    plan.run("both")
+    nq, nkv = case.heads * case.head_dim, case.kv_heads * case.head_dim
+    widths = {"out": nq, "lse": case.heads, "dq": nq, "dk": nkv, "dv": nkv}
+    return [made[n].read(w) for n, w in list(widths.items())[: 5 if backward else 2]]
+
+
+def check(got, want, tolerance=TOLERANCE):
+    for name, g, w in zip(("out", "lse", "dq", "dk", "dv"), got, want, strict=False):
+        error = np.abs(g - w).max() / max(1.0, np.abs(w).max())
+        assert np.isfinite(g).all() and error < tolerance, f"{name}: error {error:.1e}"
+
+
+CASES = {
+    "one token": Case([1], 1, 1, 8),
+    "3 tokens, HD 6": Case([3], 4, 1, 6),
+    "17 in 3, GQA 9/3": Case([5, 1, 11], 9, 3, 16, tail=2),
+    "33, HD 10": Case([33], 2, 2, 10, tail=4),
+    "70 in 2, HD 64": Case([41, 29], 3, 1, 64, tail=3, spare=9),
+    "130 in 4, GQA 20/5, HD 16": Case([100, 1, 16, 13], 20, 5, 16, tail=5),
+    "130, HD 128": Case([130], 2, 1, 128),
+    "75, HD 80": Case([70, 5], 2, 1, 80),
+    "70, HD 32": Case([70], 4, 2, 32),
+    "40, HD 256": Case([40], 1, 1, 256),
+    "window": Case([90, 30], 2, 1, 32, window=20),
+}
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", CASES)
+def test_matches_the_reference(device, kernels, name, impl):
+    check(run(device, kernels, CASES[name], impl), CASES[name].reference())
+
+
+def test_a_softcap_is_refused_by_name(device, kernels):
+    with pytest.raises(UserError, match="attn_softcap"):
+        attention_forward(Plan(device, kernels), *[None] * 7, heads=1, kv_heads=1, head_dim=8, scale=1.0,
+                          workspace=None, softcap=30.0)
