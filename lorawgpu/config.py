@@ -26,6 +26,8 @@ from pydantic import (
 )
 
 from lorawgpu.config_source import Location, Problem, apply_override, dotted, explain, find_path, message, read_yaml
+from lorawgpu.data.formats import ALIASES, FORMATS, ROLES, check_type
+from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.errors import UserError
 from lorawgpu.model.peft_config import LINEAR_MODULES
 
@@ -63,6 +65,7 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
 Names = Annotated[list[str], BeforeValidator(_as_list)]
 
 
@@ -73,9 +76,7 @@ class Section(BaseModel):
 class DataSet(Section):
     path: str = Field(min_length=1)
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
-    type: (
-        Literal["text", "prompt_completion", "messages", "conversations", "alpaca", "segments", "tokenized"] | None
-    ) = None
+    type: Format | None = None
     """The format; recognised by the keys of the records when left out."""
     split: str = "train"
     """Which split of a Hugging Face data set."""
@@ -113,13 +114,13 @@ class TrainConfig(Section):
     """Folder of the cache of tokenised data; left out: in the user's cache directory."""
     dataset_num_proc: Count | None = None
     """Processes that tokenise; left out: one a core. The result is the same for any number."""
-    chat_template: Literal["chatml", "llama-3", "bitnet", "gemma", "mistral", "alpaca"] | None = None
+    chat_template: Literal[tuple(BUILT_IN)] | None = None
     """A built-in chat template instead of the model's own."""
     chat_template_jinja: str | None = None
     """A Jinja file, or the template itself, instead of the model's own."""
     train_on_inputs: bool = False
     """Put a loss on every token, the prompts' too."""
-    roles_to_train: Names = Field(["assistant"], min_length=1)
+    roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(_as_list)] = Field(["assistant"], min_length=1)
     """Turns of these roles carry the loss."""
     sequence_len: int = Field(512, ge=2)
     """Longest sample, in tokens."""

@@ -140,6 +140,8 @@ def test_dump_leaves_to_the_adapter_what_the_user_left_to_it(write, tmp_path):
         ("test_datasets: [{path: no/*.jsonl}]\n", "'no/*.jsonl' does not exist"),
         ("test_datasets: [{path: chats.jsonl, pth: a}]\n", "test_datasets.0.pth: unknown key; the nearest"),
         ("test_datasets: [{path: chats.jsonl, weight: 0}]\n", "test_datasets.0.weight: got 0"),
+        ("test_datasets: [{path: chats.jsonl, type: chatt}]\n", "data set type `chatt` is unknown"),
+        ("roles_to_train: [asistant]\n", "roles_to_train.0: got 'asistant'; input should be 'system'"),
         ("test_datasets: [chats.jsonl]\n", "test_datasets.0: got 'chats.jsonl'; input should be a valid dictionary"),
         ("test_datasets: chats.jsonl\n", "test_datasets: got 'chats.jsonl'; input should be a valid list"),
         ("warmup_steps: 3\nwarmup_ratio: 0.1\n", "line 4: warmup_steps and warmup_ratio are both set"),

@@ -133,13 +133,14 @@ def _checked_shapes(path: Path, lora: LoraConfig, tensors: dict[str, np.ndarray]
         shapes = adapter_shapes(lora, model)
     except UserError as error:
         raise UserError(f"{path.with_name(CONFIG_FILE)}: {error}") from None
-    for name, tensor in tensors.items():
+    for name in tensors:
         if name not in shapes:
             raise UserError(f"{path}: {brief(name)} is of no targeted linear of the base model; is it for another one?")
-        if tensor.shape != shapes[name]:
+    for name, shape in shapes.items():
+        if name in tensors and tensors[name].shape != shape:
             raise UserError(
-                f"{path}: {name} has shape {list(tensor.shape)}; the base model and the rank in {CONFIG_FILE} want "
-                f"{list(shapes[name])}"
+                f"{path}: {name} has shape {list(tensors[name].shape)}; the base model and the rank in {CONFIG_FILE} "
+                f"want {list(shape)}"
             )
     if missing := [name for name in shapes if name not in tensors]:
         raise UserError(f"{path}: {missing[0]} is missing, one of {len(missing)}; the file is not complete")

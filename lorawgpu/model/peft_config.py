@@ -152,8 +152,9 @@ def _number(path: Path, config: dict, key: str, whole=False, low: float | None =
     value = config.get(key)
     good = type(value) is int or (type(value) is float and not whole)
     if not good or not (value > 0 if low is None else value >= low) or not value < below:
-        bounds = "positive" if low is None else f"from {low} to below {below}"
-        raise UserError(f"{path}: {key} is {brief(value)}; wanted a {bounds} {'whole ' if whole else ''}number")
+        number = "whole number" if whole else "number"
+        wanted = f"a positive {number}" if low is None else f"a {number} from {low} to below {below}"
+        raise UserError(f"{path}: {key} is {brief(value)}; wanted {wanted}")
     return value
 
 

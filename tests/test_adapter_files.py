@@ -1,0 +1,391 @@
+"""PEFT directories: written and read bit for bit, matched as PEFT matches, and refused by name where unsupported."""
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from lorawgpu.config import TrainConfig
+from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.model.adapter import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    adapter_shapes,
+    init_adapter,
+    read_adapter,
+    start_adapter,
+    tensor_names,
+    write_adapter,
+)
+from lorawgpu.model.config import ModelConfig, Rope
+from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES = ["bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense"]
+MODEL = ModelConfig(
+    family="llama", vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-5, rope=Rope(10000.0), act="silu",
+    sub_norms=False, tie_word_embeddings=True, ternary=None, bos_token_id=1, eos_token_ids=(2,), pad_token_id=None,
+)  # fmt: skip
+LORA = LoraConfig(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
+
+
+def alive(lora=LORA, model=MODEL, seed=0):
+    """An adapter in which no value is 0, so that a lost tensor shows."""
+    random = np.random.default_rng(seed)
+    return {n: random.standard_normal(s).astype(np.float32) for n, s in adapter_shapes(lora, model).items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_adapter(tmp_path, LORA, alive(), "base")
+    return tmp_path
+
+
+def edit(folder, **keys):
+    path = folder / CONFIG_FILE
+    config = json.loads(path.read_text()) | keys
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "DELETED"}))
+
+
+def test_round_trip_is_exact(tmp_path):
+    tensors = alive()
+    tensors[next(iter(tensors))][0, :3] = [np.float32(1e-45), -0.0, np.finfo(np.float32).max]
+    write_adapter(tmp_path / "new" / "folder", LORA, tensors, "owner/base")
+    lora, back = read_adapter(tmp_path / "new" / "folder", MODEL)
+    assert lora == LORA and list(back) == list(tensors)
+    assert all(back[n].dtype == np.float32 and back[n].tobytes() == tensors[n].tobytes() for n in tensors)
+    assert {p.name for p in (tmp_path / "new" / "folder").iterdir()} == {WEIGHTS_FILE, CONFIG_FILE}
+
+
+def test_written_config_has_the_long_standing_keys_only(folder):
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    assert set(config) == {
+        "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights", "lora_alpha",
+        "lora_dropout", "modules_to_save", "peft_type", "r", "target_modules", "task_type",
+    }  # fmt: skip
+    assert config["lora_alpha"] == 8 and type(config["lora_alpha"]) is int and config["r"] == 4
+    assert config["base_model_name_or_path"] == "base" and config["target_modules"] == ["q_proj", "down_proj"]
+    header = safetensors.numpy.load((folder / WEIGHTS_FILE).read_bytes())
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in header
+
+
+def test_keys_that_say_something_are_written_and_read(tmp_path):
+    lora = replace(LORA, use_rslora=True, dropout=0.1, rank_pattern={"layers.1.mlp.down_proj": 2}, alpha=8.0,
+                   alpha_pattern={"q_proj": 3.0, "down_proj": 0.5})  # fmt: skip
+    write_adapter(tmp_path, lora, alive(lora), "base")
+    text = (tmp_path / CONFIG_FILE).read_text()
+    assert '"lora_alpha": 8,' in text and '"q_proj": 3\n' in text and "0.5" in text
+    assert read_adapter(tmp_path, MODEL)[0] == lora
+
+
+def test_two_writes_give_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        write_adapter(tmp_path / name, LORA, alive(), "base")
+    for file in (WEIGHTS_FILE, CONFIG_FILE):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_a_non_finite_adapter_is_never_written(tmp_path):
+    write_adapter(tmp_path, LORA, alive(), "base")
+    before = (tmp_path / WEIGHTS_FILE).read_bytes()
+    for bad in (math.nan, math.inf):
+        tensors = alive(seed=1)
+        name = list(tensors)[3]
+        tensors[name][1, 1] = bad
+        with pytest.raises(CheckFailed, match=f"not saved: {name} holds a value that is not finite"):
+            write_adapter(tmp_path, LORA, tensors, "base")
+    assert (tmp_path / WEIGHTS_FILE).read_bytes() == before
+
+
+def test_a_failing_disk_leaves_the_old_file(folder, monkeypatch):
+    before = (folder / WEIGHTS_FILE).read_bytes()
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        write_adapter(folder, LORA, alive(seed=1), "base")
+    assert WEIGHTS_FILE in error.value.filename
+    assert (folder / WEIGHTS_FILE).read_bytes() == before and len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_adapters_that_peft_wrote(case):
+    lora, tensors = read_adapter(GOLDEN / case / "adapter_init")
+    said = json.loads((GOLDEN / case / "case.json").read_text())["lora"]
+    assert (lora.r, lora.alpha, lora.use_rslora) == (said["r"], said["alpha"], said["rslora"])
+    assert set(lora.target_modules) == set(said["targets"])
+    theirs = safetensors.numpy.load((GOLDEN / case / "adapter_init" / WEIGHTS_FILE).read_bytes())
+    assert tensors.keys() == theirs.keys()
+    assert all(np.array_equal(tensors[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+def test_all_three_dtypes_are_widened_exactly(folder, dtype):
+    numbers = {name: np.float32(np.arange(1, t.size + 1).reshape(t.shape) % 64 / 8) for name, t in alive().items()}
+    if dtype == "BF16":
+        stored = {n: (np.ascontiguousarray(t).view(np.uint32) >> 16).astype(np.uint16) for n, t in numbers.items()}
+    else:
+        stored = {n: t.astype(np.float16 if dtype == "F16" else np.float32) for n, t in numbers.items()}
+    header, data = {}, b""
+    for name, t in stored.items():
+        header[name] = {"dtype": dtype, "shape": t.shape, "data_offsets": [len(data), len(data) + t.nbytes]}
+        data += t.tobytes()
+    text = json.dumps(header).encode()
+    (folder / WEIGHTS_FILE).write_bytes(len(text).to_bytes(8, "little") + text + data)
+    tensors = read_adapter(folder, MODEL)[1]
+    assert all(t.dtype == np.float32 and np.array_equal(t, numbers[n]) for n, t in tensors.items())
+
+
+def test_shapes_of_all_linear_by_hand():
+    lora = replace(LORA, target_modules=LINEAR_MODULES)
+    shapes = adapter_shapes(lora, MODEL)
+    assert len(shapes) == 3 * 7 * 2
+    layer = {name.split("layers.1.")[1]: shape for name, shape in shapes.items() if "layers.1." in name}
+    assert layer == {
+        "self_attn.q_proj.lora_A.weight": (4, 24), "self_attn.q_proj.lora_B.weight": (32, 4),
+        "self_attn.k_proj.lora_A.weight": (4, 24), "self_attn.k_proj.lora_B.weight": (16, 4),
+        "self_attn.v_proj.lora_A.weight": (4, 24), "self_attn.v_proj.lora_B.weight": (16, 4),
+        "self_attn.o_proj.lora_A.weight": (4, 32), "self_attn.o_proj.lora_B.weight": (24, 4),
+        "mlp.gate_proj.lora_A.weight": (4, 24), "mlp.gate_proj.lora_B.weight": (40, 4),
+        "mlp.up_proj.lora_A.weight": (4, 24), "mlp.up_proj.lora_B.weight": (40, 4),
+        "mlp.down_proj.lora_A.weight": (4, 40), "mlp.down_proj.lora_B.weight": (24, 4),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["lm_head", "proj", "layers.7.self_attn.q_proj", "_proj", ""])
+def test_a_target_that_matches_nothing_is_named(target):
+    with pytest.raises(UserError, match=f"'{target}' matches no linear of this model, which has 3 layers of q_proj"):
+        adapter_shapes(replace(LORA, target_modules=("q_proj", target)), MODEL)
+
+
+def test_no_target_at_all():
+    with pytest.raises(UserError, match="nothing to train"):
+        adapter_shapes(replace(LORA, target_modules=()), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "ranks"),
+    [
+        ({}, [4, 4, 4]),
+        ({"q_proj": 2}, [2, 2, 2]),
+        ({"layers.1.self_attn.q_proj": 2}, [4, 2, 4]),
+        ({"model.layers.1.self_attn.q_proj": 2}, [4, 2, 4]),
+        ({r"layers\.[02]\..*q_proj": 2}, [2, 4, 2]),
+        ({"proj": 2, "_proj": 3}, [4, 4, 4]),  # not at a dot
+        ({"self_attn": 2}, [4, 4, 4]),  # not at the end
+        ({"layers.0.self_attn.q_proj": 1, "q_proj": 2}, [1, 2, 2]),  # the first match wins
+        ({"k_proj|q_proj": 2}, [2, 2, 2]),
+    ],
+)
+def test_rank_patterns_match_as_in_peft(patterns, ranks):
+    lora = replace(LORA, rank_pattern=patterns)
+    assert [lora.rank(f"model.layers.{n}.self_attn.q_proj") for n in range(3)] == ranks
+
+
+def test_scales():
+    lora = LoraConfig(4, 8, ("q_proj",), rank_pattern={"layers.1.self_attn.q_proj": 16}, alpha_pattern={"v_proj": 3})
+    q0, q1, v0 = (f"model.layers.{n}.self_attn.{m}" for n, m in ((0, "q_proj"), (1, "q_proj"), (0, "v_proj")))
+    assert [lora.scale(m) for m in (q0, q1, v0)] == [2.0, 0.5, 0.75]
+    assert [replace(lora, use_rslora=True).scale(m) for m in (q0, q1, v0)] == [4.0, 2.0, 1.5]
+
+
+def test_init_depends_on_seed_and_name_only():
+    start = init_adapter(LORA, MODEL, seed=7)
+    assert list(start) == list(adapter_shapes(LORA, MODEL))
+    for name, tensor in start.items():
+        if "lora_B" in name:
+            assert not tensor.any()
+            continue
+        bound = 1 / math.sqrt(tensor.shape[1])
+        assert np.abs(tensor).max() <= np.float32(bound) and np.abs(tensor).max() > 0.8 * bound
+        # the mean of n uniform values has a deviation of bound / sqrt(3 n): five of them
+        assert abs(tensor.mean()) < 5 * bound / math.sqrt(3 * tensor.size)
+    more = init_adapter(replace(LORA, target_modules=LINEAR_MODULES), MODEL, seed=7)
+    assert all(np.array_equal(more[name], tensor) for name, tensor in start.items())
+    other = init_adapter(LORA, MODEL, seed=8)
+    a = [name for name in start if "lora_A" in name]
+    assert not any(np.array_equal(start[name], other[name]) for name in a)
+    assert len({start[name].tobytes() for name in a}) == len(a)
+
+
+def test_init_is_pinned():
+    """The bytes of a fresh adapter are part of what a seed means: a change here changes everyone's runs."""
+    a = init_adapter(LORA, MODEL, seed=42)["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]
+    start = a[0, :3] * math.sqrt(24)
+    np.testing.assert_allclose(start, [0.3531469702720642, 0.4687235951423645, 0.5750375390052795], rtol=1e-6)
+
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
+        ({"peft_type": "DELETED"}, "peft_type is None"),
+        ({"use_dora": True}, "use_dora: DoRA adapters are not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save ['lm_head'] is not supported"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"lora_bias": True}, "'lora_bias' is True; this setting is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights 'loftq' is not supported"),
+        ({"fan_in_fan_out": True}, "'fan_in_fan_out' is True"),
+        ({"layer_replication": [[0, 2]]}, "'layer_replication' is [[0, 2]]"),
+        ({"trainable_token_indices": [1]}, "'trainable_token_indices' is [1]"),
+        ({"target_parameters": ["x"]}, "'target_parameters' is ['x']"),
+        ({"use_qalora": True}, "'use_qalora' is True"),
+        ({"some_new_thing": 0.5}, "'some_new_thing' is 0.5"),
+        ({"some_new_thing": 0}, "'some_new_thing' is 0"),
+        ({"r": 0}, "r is 0; wanted a positive whole number"),
+        ({"r": -4}, "r is -4"),
+        ({"r": "4"}, "r is '4'"),
+        ({"r": 4.0}, "r is 4.0"),
+        ({"r": True}, "r is True"),
+        ({"r": "DELETED"}, "r is None"),
+        ({"lora_alpha": 0}, "lora_alpha is 0; wanted a positive number"),
+        ({"lora_alpha": math.inf}, "lora_alpha is inf"),
+        ({"lora_alpha": math.nan}, "lora_alpha is nan"),
+        ({"lora_dropout": 1.0}, "lora_dropout is 1.0; wanted a number from 0 to below 1"),
+        ({"use_rslora": 1}, "use_rslora is 1; wanted true or false"),
+        ({"target_modules": None}, "target_modules is None; wanted a list"),
+        ({"target_modules": [3]}, "target_modules is [3]"),
+        ({"target_modules": ["q_proj"]}, "mlp.down_proj.lora_A.weight' is of no targeted linear of the base model"),
+        ({"target_modules": ["q_proj", "down_proj", "v_proj"]}, "v_proj.lora_A.weight is missing, one of 6"),
+        ({"rank_pattern": [1]}, "rank_pattern is [1]; wanted an object"),
+        ({"rank_pattern": {"q_proj": 0}}, "q_proj is 0; wanted a positive whole number"),
+        ({"rank_pattern": {"q_proj": 3}}, "the base model and the rank in adapter_config.json want [3, 24]"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, "'(a+)+b' is too intricate"),
+        ({"alpha_pattern": {".*.*.*.*.*x": 1}}, "is too intricate"),
+        ({"alpha_pattern": {"a" * 201: 1}}, "is too intricate"),
+        ({"alpha_pattern": {"(": 1}}, "'(' is no regular expression"),
+        ({"r": 5}, "q_proj.lora_A.weight has shape [4, 24]; the base model and the rank"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(folder, keys, words):
+    edit(folder, **keys)
+    with pytest.raises(UserError) as error:
+        read_adapter(folder, MODEL)
+    assert words in str(error.value) and str(folder) in str(error.value)
+
+
+def test_settings_that_say_nothing_are_ignored(folder):
+    edit(folder, some_new_thing=None, another=False, third=[], fourth={}, fifth="", peft_version="9.9", revision="main",
+         megatron_core="megatron.core", qalora_group_size=16, init_lora_weights="gaussian", task_type=None,
+         auto_mapping={"base_model_class": "X"}, layers_pattern="layers", loftq_config={})  # fmt: skip
+    assert read_adapter(folder, MODEL)[0] == LORA
+
+
+def test_targets_given_as_a_regex_or_by_layer_become_modules(folder):
+    edit(folder, target_modules=r".*(q_proj|down_proj)$")
+    lora, tensors = read_adapter(folder, MODEL)
+    assert set(lora.target_modules) == {
+        f"model.layers.{n}.{m}" for n in range(3) for m in ("self_attn.q_proj", "mlp.down_proj")}  # fmt: skip
+    only = {name: t for name, t in tensors.items() if "layers.1." in name}
+    write_adapter(folder, LORA, only, "base")
+    edit(folder, layers_to_transform=[1])
+    assert read_adapter(folder, MODEL)[1].keys() == only.keys()
+
+
+def test_a_listed_target_that_no_model_here_has_is_dropped(folder):
+    edit(folder, target_modules=["q_proj", "down_proj", "c_attn"])
+    assert read_adapter(folder, MODEL)[0] == LORA
+
+
+def test_damaged_folders(folder):
+    weights = folder / WEIGHTS_FILE
+    whole = weights.read_bytes()
+
+    def message(error=UserError):
+        with pytest.raises(error) as caught:
+            read_adapter(folder, MODEL)
+        return str(caught.value)
+
+    weights.write_bytes(whole[:-100])
+    assert WEIGHTS_FILE in message() and "cut short" in message()
+    tensors = alive()
+    name = next(iter(tensors))
+    for extra, words in (
+        ({"base_model.model.lm_head.lora_embedding_A": np.ones((2, 2), np.float32)}, "is no LoRA tensor of a linear"),
+        ({name: np.ones((4, 24), np.int32)}, "is I32 [4, 24]; wanted a matrix of F32, F16 or BF16"),
+        ({name: np.ones(24, np.float32)}, "is F32 [24]; wanted a matrix"),
+        ({name: np.full((4, 24), np.nan, np.float32)}, f"{name}' holds a value that is not finite"),
+        ({tensor_names("model.layers.9.self_attn.q_proj")[0]: np.ones((4, 24), np.float32)}, "layers.9.self_attn"),
+    ):
+        weights.write_bytes(safetensors.numpy.save(tensors | extra))
+        assert words in message() and WEIGHTS_FILE in message()
+    weights.write_bytes(safetensors.numpy.save({}))
+    assert "holds no tensor" in message()
+    weights.rename(folder / "adapter_model.bin")
+    assert "adapter_model.bin is a pickle" in message()
+    (folder / "adapter_model.bin").unlink()
+    assert f"{WEIGHTS_FILE}: no such file" in message()
+    weights.write_bytes(whole)
+    (folder / CONFIG_FILE).write_text("{")
+    assert f"{CONFIG_FILE}: not valid JSON" in message()
+    (folder / CONFIG_FILE).unlink()
+    assert f"{CONFIG_FILE}: no such file" in message()
+    with pytest.raises(UserError, match="no such folder; wanted a PEFT adapter directory"):
+        read_adapter(folder / "gone")
+
+
+def test_an_adapter_of_another_model_is_refused(folder):
+    wider = replace(MODEL, hidden_size=32)
+    with pytest.raises(UserError, match=r"q_proj.lora_A.weight has shape \[4, 24\]; .* want \[4, 32\]"):
+        read_adapter(folder, wider)
+    with pytest.raises(UserError, match="layers.2.mlp.down_proj.lora_A.weight' is of no targeted linear"):
+        read_adapter(folder, replace(MODEL, num_hidden_layers=2))
+    with pytest.raises(UserError, match="layers.3.self_attn.q_proj.lora_A.weight is missing, one of 4"):
+        read_adapter(folder, replace(MODEL, num_hidden_layers=4))
+
+
+def config(**keys):
+    return TrainConfig(base_model="m", datasets=[{"path": "d"}], **keys)
+
+
+def test_start_of_a_fresh_adapter():
+    lora, tensors = start_adapter(config(lora_r=2, lora_alpha=4, lora_dropout=0.1, seed=3), MODEL)
+    assert lora == LoraConfig(2, 4, LINEAR_MODULES, dropout=0.1)
+    expected = init_adapter(lora, MODEL, 3)
+    assert all(np.array_equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_start_from_another_adapter(folder):
+    lora, tensors = start_adapter(config(adapter=str(folder), lora_dropout=0.2), MODEL)
+    assert lora == replace(LORA, dropout=0.2)
+    assert all(np.array_equal(tensors[name], tensor) for name, tensor in alive().items())
+    agreeing = config(adapter=str(folder), lora_r=4, lora_alpha=8, lora_target_modules=["down_proj", "q_proj"])
+    assert start_adapter(agreeing, MODEL)[0] == LORA
+
+
+@pytest.mark.parametrize("keys", [{"lora_r": 8}, {"lora_alpha": 16}, {"use_rslora": True},
+                                  {"lora_target_modules": ["q_proj"]}])  # fmt: skip
+def test_settings_that_the_adapter_to_continue_from_contradicts(folder, keys):
+    (key,) = keys
+    with pytest.raises(UserError, match=f"{key} is .*, but the adapter to continue from .* remove {key}"):
+        start_adapter(config(adapter=str(folder), **keys), MODEL)
+
+
+@pytest.mark.reference
+def test_peft_loads_what_we_write(tmp_path):
+    """PEFT's own model, given our folder, holds our tensors at our scale (rsLoRA, patterns included)."""
+    torch = pytest.importorskip("torch")
+    from peft import PeftModel
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    lora = LoraConfig(4, 8, LINEAR_MODULES, True, 0.0, {"layers.1.mlp.down_proj": 2}, {"q_proj": 3})
+    tensors = alive(lora)
+    write_adapter(tmp_path, lora, tensors, "base")
+    base = LlamaForCausalLM(LlamaConfig(
+        vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True))  # fmt: skip
+    model = PeftModel.from_pretrained(base, tmp_path)
+    loaded = {n.replace(".default", ""): p.detach() for n, p in model.named_parameters() if "lora_" in n}
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], torch.from_numpy(tensors[name])) for name in tensors)
+    for name, module in model.base_model.model.named_modules():
+        if hasattr(module, "lora_A"):
+            assert module.scaling["default"] == pytest.approx(lora.scale(name), rel=1e-12)
