@@ -1,0 +1,42 @@
+"""Cross-entropy of a chunk of target rows, and the sum of a window. Equations: shaders/cross_entropy.wgsl."""
+import numpy as np
+
+from ..gpu import padded
+from .checks import expect, fold
+
+
+def cross_entropy_forward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id):
+    """losses[start+i] of logits [rows, vocab] with id target_ids[start+i] (negative: 0). The logits stay.
+
+    losses f32 and target_ids i32 have one length: all targets, of which this chunk is `rows` from `start` on.
+    """
+    _record(plan, "loss", losses, logits, target_ids, state, start, rows, vocab, record_id)
+
+
+def cross_entropy_forward_backward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id):
+    """The same, and logits become dlogits of the SUM of the losses; rows without a target become 0."""
+    _record(plan, "loss_and_grad", losses, logits, target_ids, state, start, rows, vocab, record_id)
+
+
+def loss_sum(plan, total, losses, *, start, rows):
+    """total u32 [2] += sum(losses[start : start+rows]), exactly (non-finite ones left out); `loss_value` reads it."""
+    expect("losses", losses, (1,))
+    expect("total", total, (2,), "u32")
+    plan.record("cross_entropy", "add_losses", (1,), losses=losses, total=total, params={
+        "rows": rows, "ld4": 0, "V": 0, "start": start, "count": losses.shape[0], "record_id": 0})
+
+
+def loss_value(total: np.ndarray) -> float:
+    """The sum that the two words of `total` hold: a signed whole part and 2^-32 parts."""
+    whole, parts = total.tolist()
+    return (whole ^ 1 << 31) - (1 << 31) + parts / 2**32
+
+
+def _record(plan, entry, losses, logits, target_ids, state, start, rows, vocab, record_id):
+    expect("logits", logits, (rows, padded(vocab)))
+    expect("target_ids", target_ids, (1,), "i32")
+    expect("losses", losses, target_ids.shape)
+    expect("state", state, (16,), "u32")
+    plan.record("cross_entropy", entry, fold(rows), losses=losses, logits=logits, target_ids=target_ids, state=state,
+                params={"rows": rows, "ld4": padded(vocab) // 4, "V": vocab, "start": start,
+                        "count": target_ids.shape[0], "record_id": record_id})
