@@ -119,9 +119,7 @@ def _merge(file: "GgufFile", merge: str) -> tuple[str, str]:
     return merge[:cut], merge[cut + 1 :]
 
 
-def _sentencepiece(
-    file: "GgufFile", tokens: list[str], types: np.ndarray, unknown: str | None
-) -> tokenizers.Tokenizer:
+def _sentencepiece(file: "GgufFile", tokens: list[str], types: np.ndarray, unknown: str | None) -> tokenizers.Tokenizer:
     """SentencePiece's BPE: merges from the scores, as transformers converts such a model; bytes as a fallback."""
     if file.metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
         raise UserError(f"{file.path}: tokenizer.ggml.remove_extra_whitespaces is not supported.")

@@ -128,9 +128,7 @@ def check_sizes(config: ModelConfig, source: str) -> None:
             raise UserError(f"{source}: {key} is {value!r}; wanted a whole number from 1 to {limit}.")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if heads % kv_heads:
-        raise UserError(
-            f"{source}: num_attention_heads is {heads}, not a multiple of num_key_value_heads {kv_heads}."
-        )
+        raise UserError(f"{source}: num_attention_heads is {heads}, not a multiple of num_key_value_heads {kv_heads}.")
     if config.head_dim % 2:
         raise UserError(f"{source}: head_dim is {config.head_dim}; wanted an even number, RoPE turns pairs.")
     if not 0 < config.rms_norm_eps < 1:

@@ -34,7 +34,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     _check_architecture(file)
     heads = _integer(file, "attention.head_count")
     hidden = _integer(file, "embedding_length")
-    head_dim = _integer(file, "attention.key_length", hidden // heads if heads else 0)
+    head_dim = _integer(file, "attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if _integer(file, key, head_dim) != head_dim:
             raise UserError(f"{source}: llama.{key} differs from the head size {head_dim}, which is not supported.")
@@ -86,8 +86,8 @@ def _integer(file: GgufFile, key: str, default: int | None = None) -> int:
     value = file.metadata.get(f"{ARCHITECTURE}.{key}", default)
     if value is None:
         raise UserError(f"{file.path}: metadata key llama.{key} is missing.")
-    if type(value) is not int:
-        raise UserError(f"{file.path}: llama.{key} is {brief(value)}; wanted one whole number for all layers.")
+    if type(value) is not int or value < 1:
+        raise UserError(f"{file.path}: llama.{key} is {brief(value)}; wanted one whole number from 1 for all layers.")
     return value
 
 

@@ -1,0 +1,224 @@
+"""Model config: both spellings of RoPE, BitNet's three stores, and a refusal by name for all the rest."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lorawgpu.errors import UserError
+from lorawgpu.model.config_hf import from_hf
+
+GOLDEN = Path(__file__).parent / "golden"
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+
+
+def llama(**changes):
+    """The dense golden config with changes; a change to `...` removes the key."""
+    data = json.loads((GOLDEN / "llama_dense" / "config.json").read_text()) | changes
+    return {key: value for key, value in data.items() if value is not ...}
+
+
+def bitnet(**quantization):
+    data = json.loads((GOLDEN / "bitnet_packed" / "config.json").read_text())
+    return data | {"quantization_config": {"quant_method": "bitnet", **quantization}}
+
+
+def mistral(**changes):
+    return llama(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=None, **changes)
+
+
+def refusal(data):
+    with pytest.raises(UserError) as caught:
+        from_hf(data, "config.json")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "family", "ternary", "act", "tied", "heads"),
+    [
+        ("bitnet_master", "bitnet", "online", "relu2", True, (4, 2, 8)),
+        ("bitnet_packed", "bitnet", "multiply", "relu2", True, (4, 2, 8)),
+        ("bitnet_q_only", "bitnet", "multiply", "relu2", True, (4, 1, 8)),
+        ("llama_bitlinear", "llama", "divide", "silu", False, (4, 2, 8)),
+        ("llama_dense", "llama", None, "silu", True, (4, 2, 16)),
+    ],
+)
+def test_golden_configs(case, family, ternary, act, tied, heads):
+    config = from_hf(json.loads((GOLDEN / case / "config.json").read_text()))
+    assert (config.family, config.ternary, config.act, config.tie_word_embeddings) == (family, ternary, act, tied)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == heads
+    assert config.sub_norms == (family == "bitnet")
+    assert config.attention_scale == pytest.approx(1 / math.sqrt(heads[2]), rel=1e-15)
+    assert (config.bos_token_id, config.eos_token_ids, config.pad_token_id) == (1, (2,), 0)
+
+
+def test_rope_spellings_agree():
+    old = from_hf(llama(rope_theta=5e5, rope_scaling=LLAMA3))
+    new = from_hf(llama(rope_theta=..., rope_parameters={"rope_theta": 5e5, **LLAMA3}))
+    older = {"type": "llama3"} | {key: value for key, value in LLAMA3.items() if key != "rope_type"}
+    assert old == new == from_hf(llama(rope_theta=5e5, rope_scaling=older))
+    assert from_hf(llama(rope_theta=5e5)) == from_hf(llama(rope_parameters={"rope_type": "default", "rope_theta": 5e5}))
+
+
+def test_rope_default_theta_is_the_class_default():
+    assert from_hf(llama(rope_theta=...)).rope.theta == 1e4
+    data = bitnet(linear_class="autobitlinear")
+    del data["rope_theta"]
+    assert from_hf(data).rope.theta == 5e5
+
+
+def test_rope_frequencies():
+    rope = from_hf(llama(rope_theta=10000.0)).rope
+    assert rope.inv_freq(4).tolist() == [1.0, 0.01]
+    assert rope.inv_freq(16).dtype == np.float64
+
+
+def test_llama3_rope_equals_the_published_rule():
+    """Written out pair by pair from the Llama 3.1 release; float64 on both sides, so only rounding may differ."""
+    rope = from_hf(llama(rope_theta=5e5, rope_scaling=LLAMA3)).rope
+    kinds = set()
+    for i, ours in enumerate(rope.inv_freq(128)):
+        plain = 5e5 ** (-2 * i / 128)
+        wavelength = 2 * math.pi / plain
+        if wavelength < 8192 / 4:
+            wanted, kind = plain, "kept"
+        elif wavelength > 8192 / 1:
+            wanted, kind = plain / 8, "stretched"
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            wanted, kind = (1 - smooth) * plain / 8 + smooth * plain, "blended"
+        kinds.add(kind)
+        assert ours == pytest.approx(wanted, rel=1e-12)
+    assert kinds == {"kept", "stretched", "blended"}
+
+
+@pytest.mark.parametrize(
+    ("settings_", "wanted"),
+    [
+        ({}, "divide"),
+        ({"linear_class": "bitlinear"}, "divide"),
+        ({"linear_class": "bitlinear", "quantization_mode": "offline"}, "divide"),
+        ({"linear_class": "autobitlinear"}, "multiply"),
+        ({"linear_class": "autobitlinear", "quantization_mode": "offline"}, "multiply"),
+        ({"linear_class": "autobitlinear", "quantization_mode": "online"}, "online"),
+        ({"modules_to_not_convert": ["lm_head"]}, "divide"),
+    ],
+)
+def test_where_the_scale_comes_from(settings_, wanted):
+    assert from_hf(bitnet(**settings_)).ternary == wanted
+
+
+def test_defaults_of_missing_keys():
+    config = from_hf(llama(head_dim=..., num_key_value_heads=..., tie_word_embeddings=..., pad_token_id=...,
+                           eos_token_id=[2, 3], rms_norm_eps=...))  # fmt: skip
+    assert (config.head_dim, config.num_key_value_heads, config.tie_word_embeddings) == (16, 4, False)
+    assert (config.eos_token_ids, config.pad_token_id, config.rms_norm_eps) == ((2, 3), None, 1e-6)
+
+
+def test_head_dim_need_not_divide_the_width():
+    config = from_hf(llama(head_dim=10))
+    assert config.linear_shapes()["self_attn.q_proj"] == (40, 64)
+    assert config.linear_shapes()["self_attn.k_proj"] == (20, 64)
+    assert config.linear_shapes()["self_attn.o_proj"] == (64, 40)
+
+
+def test_mistral_without_a_window_is_a_llama():
+    assert from_hf(mistral()).family == "llama"
+    assert "sliding_window" in refusal(mistral() | {"sliding_window": 4096})
+    no_key = mistral()
+    del no_key["sliding_window"]
+    assert "sliding_window 4096" in refusal(no_key)  # transformers' class default
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, "qwen2"),
+        ({"model_type": "gemma3_text"}, "gemma3_text"),
+        ({"model_type": ...}, "model_type None"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"attention_bias": True}, "qkv_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"use_qk_norm": True}, "qk_norm"),
+        ({"sliding_window": 128}, "sliding_window"),
+        ({"attn_logit_softcapping": 50.0}, "attn_softcap"),
+        ({"final_logit_softcapping": 30.0}, "logit_softcap"),
+        ({"post_norms": True}, "post_norms"),
+        ({"norm_offset": 1}, "norm_offset"),
+        ({"embedding_multiplier": 12.0}, "embed_scale"),
+        ({"attention_multiplier": 0.1}, "attn_scale"),
+        ({"num_local_experts": 8}, "experts"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "linear"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor 4.0 is not below"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"vocab_size": ...}, "vocab_size is missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ({"head_dim": 15}, "head_dim is 15"),
+        ({"head_dim": ..., "hidden_size": 66}, "head_dim is missing"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps"),
+        ({"rope_theta": "10000"}, "rope_theta"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"bos_token_id": 320}, "bos_token_id 320"),
+        ({"eos_token_id": [2, "</s>"]}, "eos_token_id"),
+    ],
+)
+def test_refused_by_name(changes, named):
+    message = refusal(llama(**changes))
+    assert named in message
+    assert message.startswith("config.json")
+
+
+@pytest.mark.parametrize(
+    ("settings_", "named"),
+    [
+        ({"use_rms_norm": True}, "use_rms_norm"),
+        ({"linear_class": "tiledlinear"}, "tiledlinear"),
+        ({"quantization_mode": "sometimes"}, "sometimes"),
+        ({"linear_class": "bitlinear", "quantization_mode": "online"}, "autobitlinear"),
+        ({"modules_to_not_convert": ["lm_head", "q_proj"]}, "q_proj"),
+    ],
+)
+def test_quantization_refused_by_name(settings_, named):
+    assert named in refusal(bitnet(**settings_))
+
+
+def test_bitnet_without_quantization_config_is_refused():
+    data = bitnet()
+    del data["quantization_config"]
+    assert "quantization_config" in refusal(data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_value_under_any_key_is_read_or_refused(data):
+    config = bitnet(linear_class="autobitlinear")
+    config["rope_scaling"] = dict(LLAMA3)
+    where = data.draw(st.sampled_from([config, config["rope_scaling"], config["quantization_config"]]))
+    where[data.draw(st.sampled_from(sorted(where)))] = data.draw(JSON)
+    try:
+        from_hf(config)
+    except UserError as error:
+        assert "config.json" in str(error)
