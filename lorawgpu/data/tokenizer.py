@@ -1,5 +1,6 @@
 """Text to token ids and back, on the `tokenizers` library: from a Hugging Face folder or from GGUF metadata."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return self._backend.get_vocab_size()
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the control tokens: those that no ordinary text is split into."""
+        return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that decides which ids a text becomes: a cache of ids is keyed by it."""
+        return hashlib.blake2b(f"{self._backend.to_str()} {self.bos_id} {self.eos_id}".encode()).hexdigest()
 
     def token_id(self, token: str) -> int | None:
         """Id of one token by its text, None when there is no such token."""

@@ -1,0 +1,277 @@
+"""Data files to raw records: JSONL, JSON array, CSV, Parquet, each plain, gzipped or zstandard-compressed.
+
+A record comes with the line where it starts (the row, in Parquet), so that every later complaint can name it.
+A JSONL line is handed on as bytes and parsed by whoever encodes it: on all cores, where there are several.
+"""
+
+import csv
+import glob
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from lorawgpu.errors import UserError
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+COMPRESSED = (".gz", ".zst")
+EXCERPT = 80  # characters of a bad line in its message
+
+
+class BadLine(UserError):
+    """One record is wrong; `skip_bad_lines` passes over it."""
+
+
+Raw = bytes | dict | list | str | int | float | None | BadLine  # bytes: a JSONL line, not parsed yet
+
+
+def bad_line(file: str, line: int, what: str, excerpt: object = None) -> BadLine:
+    """The error for a record: file, line, what is wrong, and the start of the offending text."""
+    tail = "" if excerpt is None else f": {shorten(excerpt)}"
+    return BadLine(f"{file}, line {line}: {what}{tail}")
+
+
+def shorten(value: object) -> str:
+    """The first characters of a value, on one line."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = " ".join(text[: 4 * EXCERPT].split())
+    return text if len(text) <= EXCERPT else text[:EXCERPT] + "..."
+
+
+def find_files(path: str) -> list[Path]:
+    """Files named by a path, a folder (searched through), a glob, or a data set on the Hugging Face hub; sorted.
+
+    UserError when nothing is there, or when a name ends in nothing that can be read.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        kind_of(place)
+        return [place]
+    if place.is_dir():
+        return _readable(place.rglob("*"), path, "folder")
+    if glob.has_magic(str(place)):
+        return _readable(map(Path, glob.glob(str(place), recursive=True)), path, "pattern")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.endswith(SUFFIXES + COMPRESSED) and path[0] != ".":
+        return _from_hub(path)
+    raise UserError(f"data set {path}: there is no such file or folder")
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says how a file is laid out, any compression taken off. UserError when it says nothing."""
+    name = path.name.lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    suffix = Path(name).suffix
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"data set {path}: cannot tell its format from the name; wanted one of {', '.join(SUFFIXES)}, "
+            f"each also with {' or '.join(COMPRESSED)}"
+        )
+    return suffix
+
+
+def is_plain_lines(path: Path) -> bool:
+    """Whether the file is uncompressed JSONL, so that any byte range of whole lines can be read on its own."""
+    return path.suffix.lower() in (".jsonl", ".ndjson") or (path.suffix.lower() == ".json" and not _is_array(path))
+
+
+def read(path: Path) -> Iterator[tuple[int, Raw]]:
+    """(line, raw record) of a file, in order. What spoils one record only comes as a BadLine in its place."""
+    kind = kind_of(path)
+    try:
+        if kind == ".parquet":
+            yield from _parquet(path)
+        elif kind == ".csv":
+            with open_bytes(path) as stream:
+                yield from _csv(str(path), stream)
+        elif kind == ".json" and _is_array(path):
+            with open_bytes(path) as stream:
+                yield from _array(str(path), stream.read())
+        else:
+            with open_bytes(path) as stream:
+                yield from split_lines(stream, 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """The bytes of a file, decompressed on the way."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix.lower() == ".zst":
+        try:
+            import zstandard
+        except ImportError:
+            raise UserError(f"{path}: reading .zst needs the extra `zstd`: pip install 'lorawgpu[zstd]'") from None
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), closefd=True))
+    return path.open("rb")
+
+
+def split_lines(stream: BinaryIO, first_line: int) -> Iterator[tuple[int, bytes]]:
+    """(line number, bytes) of every line that is not blank; a BOM at the start and CR at the ends are taken off."""
+    for number, line in enumerate(stream, first_line):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line := line.strip():
+            yield number, line
+
+
+def parse(file: str, line: int, raw: Raw) -> dict:
+    """The record itself. BadLine when it is no UTF-8, no JSON, or no object."""
+    if isinstance(raw, BadLine):
+        raise raw
+    if isinstance(raw, bytes):
+        text = _decode(file, line, raw)
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise bad_line(file, line, f"not valid JSON ({_reason(error)})", text) from None
+    if not isinstance(raw, dict):
+        raise bad_line(file, line, f"wanted a JSON object, got {type(raw).__name__}", raw)
+    return raw
+
+
+def _decode(file: str, line: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line)"
+        raise bad_line(file, line, what, raw.decode("utf-8", "replace")) from None
+
+
+def _is_array(path: Path) -> bool:
+    with open_bytes(path) as stream:
+        return stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
+def _array(file: str, data: bytes) -> Iterator[tuple[int, Raw]]:
+    """Elements of one JSON array with the line each begins on. A syntax error ends the file: nothing after is sure."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}, line {data[: error.start].count(10) + 1}: not valid UTF-8") from None
+    decoder, blank = json.JSONDecoder(), re.compile(r"\s*")
+    at = blank.match(text, text.index("[") + 1).end()
+    line, counted, more = 1, 0, text[at : at + 1] != "]"
+    while more:
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file}, line {line}: not valid JSON ({_reason(error)}): {_excerpt(text, at)}") from None
+        yield line, value
+        at = blank.match(text, at).end()
+        more = text[at : at + 1] == ","
+        if not more and text[at : at + 1] != "]":
+            raise UserError(f"{file}, line {line}: not valid JSON (no ',' or ']' after it): {_excerpt(text, counted)}")
+        at = blank.match(text, at + 1).end()
+
+
+def _excerpt(text: str, at: int) -> str:
+    return shorten(text[at : at + 2 * EXCERPT])
+
+
+def _reason(error: Exception) -> str:
+    """What JSON is wrong with, without the decoder's own line count: the file's line is said already."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return str(error)
+
+
+def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
+    """Rows as dicts; a cell that holds a JSON list (messages, ids) is read as one. The line is the row's first."""
+    csv.field_size_limit(2**31 - 1)  # the default refuses a cell of 128 KiB; a C long on Windows ends here
+    reader = csv.reader((_decode(file, n, raw) for n, raw in _bom_off(stream)), strict=True)
+    header: list[str] | None = None
+    start = 1
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"{file}, line {start}: not valid CSV ({error})") from None
+        if row is None:
+            return
+        if row and header is None:
+            header = row
+        elif row and len(row) != len(header):
+            yield start, bad_line(file, start, f"{len(row)} cells under a header of {len(header)}", ",".join(row))
+        elif row:
+            yield start, _cells(dict(zip(header, row, strict=True)))
+        start = reader.line_num + 1
+
+
+def _bom_off(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(stream, 1):
+        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise UserError(f"{path}: reading Parquet needs the extra `parquet`: pip install 'lorawgpu[parquet]'") from None
+    source = path
+    if path.suffix.lower() in COMPRESSED:
+        with open_bytes(path) as stream:
+            source = io.BytesIO(stream.read())
+    try:
+        row = 0
+        for batch in parquet.ParquetFile(source).iter_batches(batch_size=1024):
+            for record in batch.to_pylist():
+                row += 1
+                yield row, _cells(record)
+    except ArrowException as error:
+        raise UserError(f"{path}: not a Parquet file that can be read ({error})") from None
+
+
+def _cells(record: dict) -> dict:
+    """Table rows: empty cells left out, and text that is a JSON list read as that list."""
+    out = {}
+    for key, value in record.items():
+        if value is None:
+            continue
+        if isinstance(value, str) and key in ("messages", "conversations", "segments", "input_ids", "labels", "tools"):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError:
+                pass  # stays text: the format it is read as says what it wanted instead
+        out[key] = value
+    return out
+
+
+def _readable(paths: Iterator[Path], name: str, what: str) -> list[Path]:
+    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(_ENDINGS))
+    if not files:
+        raise UserError(f"data set {name}: the {what} holds no file ending in {', '.join(SUFFIXES)}")
+    return files
+
+
+_ENDINGS = SUFFIXES + tuple(s + c for s in SUFFIXES for c in COMPRESSED)
+
+
+def _from_hub(name: str) -> list[Path]:
+    """Download the data files of a hub data set: those that say `train` in their path, or all when none does."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UserError(
+            f"data set {name}: there is no such file or folder; to look on the Hugging Face hub, "
+            "pip install 'lorawgpu[hub]'"
+        ) from None
+    try:
+        names = huggingface_hub.HfApi().list_repo_files(name, repo_type="dataset")
+        names = sorted(n for n in names if n.lower().endswith(_ENDINGS))
+        names = [n for n in names if "train" in n.lower()] or names
+        files = [Path(huggingface_hub.hf_hub_download(name, n, repo_type="dataset")) for n in names]
+    except Exception as error:  # the client raises dozens of types: no network, no such name, no permission
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"data set {name}: there is no such file or folder here, and the Hugging Face hub gave none: {reason}"
+        ) from None
+    if not files:
+        raise UserError(f"data set {name}: the hub repository holds no file ending in {', '.join(SUFFIXES)}")
+    return files
