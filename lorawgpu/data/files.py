@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,8 +95,14 @@ def read(path: Path) -> Iterator[tuple[int, Raw]]:
         else:
             with open_bytes(path) as stream:
                 yield from split_lines(stream, 1)
-    except (OSError, EOFError, zlib.error) as error:
+    except _unreadable() as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What the file system and the decompressors raise; zstandard's own only where a file has brought it in."""
+    zstandard = sys.modules.get("zstandard")
+    return (OSError, EOFError, zlib.error, *((zstandard.ZstdError,) if zstandard else ()))
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -107,7 +114,8 @@ def open_bytes(path: Path) -> BinaryIO:
             import zstandard
         except ImportError:
             raise UserError(f"{path}: reading .zst needs the extra `zstd`: pip install 'lorawgpu[zstd]'") from None
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), closefd=True))
+        decompressor = zstandard.ZstdDecompressor()
+        return io.BufferedReader(decompressor.stream_reader(path.open("rb"), read_across_frames=True, closefd=True))
     return path.open("rb")
 
 

@@ -1,0 +1,350 @@
+"""Files and formats: what is read, as what, and how a bad record is named."""
+
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tokenizer import tiny_tokenizer
+
+from lorawgpu.data.batching import IGNORE
+from lorawgpu.data.chat import ChatTemplate
+from lorawgpu.data.encode import Encoder, EncodeSettings
+from lorawgpu.data.files import BadLine, find_files, parse, read
+from lorawgpu.data.formats import FORMATS, Chat, Text, Tokens, check_type, recognise, to_example
+from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.errors import UserError
+
+PLACE = ("data.jsonl", 3)
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
+
+
+def records(path):
+    return [(line, parse("f", line, raw)) for line, raw in read(path)]
+
+
+def write(tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def example(record):
+    return to_example(recognise(record, PLACE), record, PLACE)
+
+
+def encode(record, kind=None, settings=None, template="chatml", vocab_size=None, **tokenizer):
+    tokenizer = tiny_tokenizer(**tokenizer)
+    chat = ChatTemplate(BUILT_IN[template], tokenizer.special_tokens)
+    settings = settings or EncodeSettings(4096, "truncate", False, ("assistant",))
+    kind = kind or recognise(record, PLACE)
+    return Encoder(kind, settings, tokenizer, chat, vocab_size)(*PLACE, json.dumps(record).encode())
+
+
+def trained(sample):
+    return tiny_tokenizer().decode(sample.labels[sample.labels != IGNORE])
+
+
+# ---- files
+
+
+def test_jsonl_with_bom_crlf_and_blank_lines(tmp_path):
+    path = write(tmp_path, "a.jsonl", b'\xef\xbb\xbf{"text": "one"}\r\n\r\n{"text": "tw\xc3\xb6"}\r\n  \n\n')
+    assert records(path) == [(1, {"text": "one"}), (3, {"text": "twö"})]
+
+
+def test_a_line_of_ten_megabytes(tmp_path):
+    long = "x" * (10 << 20)
+    path = write(tmp_path, "a.jsonl", json.dumps({"text": long}) + "\n" + '{"text": "y"}')
+    assert [(n, len(r["text"])) for n, r in records(path)] == [(1, len(long)), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "a"', r"f, line 2: not valid JSON \(Expecting ',' delimiter at column 13\): {\"text\": \"a\""),
+        (b'["text"]', r"f, line 2: wanted a JSON object, got list: \[\"text\"\]"),
+        (b'{"text": "caf\xe9"}', r"f, line 2: not valid UTF-8 \(byte 0xe9 at byte 14 of the line\)"),
+        (b'{"n": ' + b"9" * 5000 + b"}", r"f, line 2: not valid JSON \(Exceeds the limit"),
+        (b"[" * 100_000, r"f, line 2: not valid JSON \(maximum recursion"),
+    ],
+)
+def test_a_bad_line_is_named_with_an_excerpt(tmp_path, line, message):
+    path = write(tmp_path, "a.jsonl", b'{"text": "ok"}\n' + line + b"\n")
+    with pytest.raises(BadLine, match="^" + message) as error:
+        records(path)
+    assert len(str(error.value)) < 300
+
+
+def test_json_array_says_where_each_element_begins(tmp_path):
+    path = write(tmp_path, "a.json", '\ufeff[\n {"text": "a"},\n\n {"text":\n "b"}, {"text": "c"}\n]\n')
+    assert records(path) == [(2, {"text": "a"}), (4, {"text": "b"}), (5, {"text": "c"})]
+    assert records(write(tmp_path, "empty.json", " [ ] ")) == []
+    assert records(write(tmp_path, "lines.json", '{"text": "a"}\n{"text": "b"}')) == [
+        (1, {"text": "a"}),
+        (2, {"text": "b"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "data", ['[{"a": 1},\n{"a": }]', '[{"a": 1},\n]', '[{"a": 1}\n,{"b": 1} {"c": 2}]', '[{"a": 1},\n{"b"']
+)
+def test_a_broken_array_names_the_line(tmp_path, data):
+    with pytest.raises(UserError, match="a.json, line 2: not valid JSON"):
+        records(write(tmp_path, "a.json", data))
+
+
+def test_csv_with_quoted_lines_and_lists_in_cells(tmp_path):
+    path = write(tmp_path, "a.csv", '\ufeffprompt,completion\r\n"two\r\nlines",x\r\n\r\n"a ""b""",\r\n')
+    assert records(path) == [
+        (2, {"prompt": "two\r\nlines", "completion": "x"}),
+        (5, {"prompt": 'a "b"', "completion": ""}),
+    ]
+    cell = json.dumps(CHAT["messages"]).replace('"', '""')
+    assert records(write(tmp_path, "m.csv", f'messages\n"{cell}"\n')) == [(2, CHAT)]
+
+
+def test_a_csv_row_of_another_width_is_named(tmp_path):
+    path = write(tmp_path, "a.csv", "prompt,completion\na,b\na,b,c\nd,e\n")
+    (_, _), (line, bad), (_, last) = read(path)
+    assert line == 3 and "line 3: 3 cells under a header of 2: a,b,c" in str(bad)
+    assert last == {"prompt": "d", "completion": "e"}
+
+
+def test_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [CHAT | {"note": None}, {"messages": CHAT["messages"][:1], "note": "x"}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert records(tmp_path / "a.parquet") == [(1, CHAT), (2, rows[1])]
+    with pytest.raises(UserError, match="bad.parquet: not a Parquet file"):
+        records(write(tmp_path, "bad.parquet", b"PAR1 no"))
+
+
+def test_compressed_files(tmp_path):
+    data = b'{"text": "a"}\n{"text": "b"}\n'
+    expected = [(1, {"text": "a"}), (2, {"text": "b"})]
+    assert records(write(tmp_path, "a.jsonl.gz", gzip.compress(data))) == expected
+    assert records(write(tmp_path, "a.csv.gz", gzip.compress(b"text\na\n"))) == [(2, {"text": "a"})]
+    with pytest.raises(UserError, match="cannot be read"):
+        records(write(tmp_path, "cut.jsonl.gz", gzip.compress(data * 1000)[:60]))
+    zstandard = pytest.importorskip("zstandard")
+    assert records(write(tmp_path, "a.jsonl.zst", zstandard.compress(data))) == expected
+    frames = zstandard.compress(data[:14]) + zstandard.compress(data[14:])
+    assert records(write(tmp_path, "b.jsonl.zst", frames)) == expected
+    with pytest.raises(UserError, match="cannot be read"):
+        records(write(tmp_path, "bad.jsonl.zst", b"nothing of the kind"))
+
+
+def test_folders_and_globs(tmp_path):
+    (tmp_path / "sub").mkdir()
+    names = ["b.jsonl", "a.csv", "sub/c.json.gz"]
+    for name in [*names, "README.md"]:
+        write(tmp_path, name, "")
+    assert find_files(str(tmp_path)) == sorted(tmp_path / n for n in names)
+    assert find_files(str(tmp_path / "*.jsonl")) == [tmp_path / "b.jsonl"]
+    assert find_files(str(tmp_path / "**" / "*.json*")) == [tmp_path / "b.jsonl", tmp_path / "sub" / "c.json.gz"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.jsonl", "there is no such file"),
+        ("*.csv", "the pattern holds no file ending in .jsonl"),
+        (".", "the folder holds no file"),
+        ("README.md", "cannot tell its format from the name"),
+    ],
+)
+def test_data_that_is_not_there(tmp_path, name, message):
+    write(tmp_path, "README.md", "")
+    with pytest.raises(UserError, match=message):
+        find_files(str(tmp_path / name))
+
+
+# ---- formats
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        (CHAT, "chat"),
+        (CHAT | {"prompt": "Hi", "id": 3}, "chat"),
+        ({"conversations": []}, "conversations"),
+        ({"instruction": "i", "input": "", "output": "o"}, "alpaca"),
+        ({"prompt": "a", "completion": "b"}, "prompt_completion"),
+        ({"segments": []}, "segments"),
+        ({"text": "x"}, "text"),
+        ({"input_ids": [1], "labels": [1]}, "pretokenized"),
+    ],
+)
+def test_recognised_by_keys(record, kind):
+    assert recognise(record, PLACE) == kind
+
+
+def test_ambiguous_and_unknown_keys_are_named():
+    with pytest.raises(
+        BadLine, match=r"data.jsonl, line 3: the keys fit several formats \(alpaca, text\): say which with `type:`"
+    ):
+        recognise({"instruction": "", "output": "", "text": ""}, PLACE)
+    with pytest.raises(
+        BadLine, match="line 3: no known format has these keys: `question`, `answer`; known are chat: messages"
+    ):
+        recognise({"question": "", "answer": ""}, PLACE)
+    with pytest.raises(BadLine, match="line 3: a record of type chat needs the key `messages`; it has `text`"):
+        to_example("chat", {"text": ""}, PLACE)
+
+
+def test_types_of_other_tools_and_typing_errors():
+    assert check_type("sharegpt") == "conversations" and check_type("alpaca") == "alpaca"
+    assert all(check_type(name) == name for name in FORMATS)
+    with pytest.raises(UserError, match="`convers` is unknown; .*did you mean `conversations`"):
+        check_type("convers")
+
+
+def test_conversations_become_messages():
+    turns = [
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Yes", "train": False},
+        {"from": "observation", "value": "2"},
+    ]
+    chat = example({"conversations": turns, "system": "Be brief.", "tools": '[{"name": "f"}]'})
+    expected = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes"), ("tool", "2")]
+    assert chat.messages == [{"role": role, "content": content} for role, content in expected]
+    assert chat.train == [None, None, False, None] and chat.tools == [{"name": "f"}]
+    assert example({"conversations": CHAT["messages"]}).messages == CHAT["messages"]
+
+
+def test_alpaca_with_its_own_template_and_another():
+    record = {"instruction": "Add.", "input": "1 2", "output": "3", "system": ""}
+    assert example(record).messages[0]["content"] == "Add.\n\n1 2"
+    text = tiny_tokenizer().decode(encode(record, template="alpaca").sample.input_ids)
+    assert text.startswith("Below is an instruction that describes a task, paired with an input")
+    assert text.endswith("### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3</s>")
+    assert trained(encode(record, template="alpaca").sample) == "3</s>"
+    assert trained(encode(record).sample) == "3<|im_end|>"
+
+
+def test_prompt_and_completion_are_joined_as_they_are():
+    out = encode({"prompt": "Assistant:", "completion": " Yes"}, add_bos=True).sample
+    assert tiny_tokenizer().decode(out.input_ids) == "<s>Assistant: Yes</s>"
+    assert trained(out) == " Yes</s>"
+
+
+def test_the_border_token_of_prompt_and_completion_belongs_to_the_completion():
+    assert trained(encode({"prompt": "Assistant: ", "completion": "Yes"}).sample) == " Yes</s>"
+
+
+def test_prompt_and_completion_as_messages():
+    prompt = CHAT["messages"] + [{"role": "user", "content": "And"}]
+    record = {"prompt": prompt, "completion": [{"role": "assistant", "content": "42."}]}
+    assert trained(encode(record).sample) == "42.<|im_end|>"
+    everything = encode(record, settings=EncodeSettings(4096, "truncate", True, ("assistant",))).sample
+    assert (everything.labels == everything.input_ids).all()
+    with pytest.raises(BadLine, match="two strings or two lists of messages, got str and list"):
+        example({"prompt": "a", "completion": []})
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["Yes", " the", "ïv", "😀", "\n", ": "]), st.booleans()), min_size=1, max_size=9)
+)
+def test_segments_train_what_is_labelled(pieces):
+    record = {"segments": [{"text": t, "label": flag} for t, flag in pieces]}
+    tokenizer = tiny_tokenizer()
+    ids, offsets = tokenizer.encode_with_offsets("".join(t for t, _ in pieces))
+    owners = [flag for t, flag in pieces for _ in t]
+    expected = [any(owners[a:b]) for a, b in offsets]
+    if not any(expected[1:]):
+        with pytest.raises(BadLine, match="no token of this record would be trained"):
+            encode(record)
+        return
+    out = encode(record).sample
+    assert out.input_ids.tolist() == ids  # nothing added
+    assert (out.labels != IGNORE).tolist() == expected
+
+
+def test_text_gets_eos_and_the_tokenizers_bos_once():
+    tokenizer = tiny_tokenizer()
+    for text in ("Hello", "<s>Hello", "Hello</s>", "<s>Hello</s>"):
+        out = encode({"text": text}, add_bos=True).sample
+        assert tokenizer.decode(out.input_ids) == "<s>Hello</s>"
+        assert trained(out) == ("Hello</s>" if text[0] == "H" else "<s>Hello</s>")
+        assert out.targets == len(out) - 1  # BOS comes first: never a target, labelled or not
+    assert tokenizer.decode(encode({"text": "Hello"}).sample.input_ids) == "Hello</s>"
+
+
+def test_pretokenized_needs_no_tokenizer():
+    encoder = Encoder("pretokenized", EncodeSettings(8, "truncate", False, ("assistant",)), None, None, vocab_size=10)
+    record = {"input_ids": [1, 2, 3, 0], "labels": [-100, 2, -100, -100], "attention_mask": [1, 1, 1, 0]}
+    out = encoder("f", 1, json.dumps(record).encode()).sample
+    assert out.input_ids.tolist() == [1, 2, 3] and out.labels.tolist() == [-100, 2, -100]
+    assert encoder("f", 1, b'{"input_ids": [1, 2]}').sample.labels.tolist() == [1, 2]
+    with pytest.raises(UserError, match="type text needs the model's tokenizer"):
+        Encoder("text", encoder.settings, None, None)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"input_ids": [1, 2], "labels": [1]}, "`input_ids` holds 2 tokens, `labels` 1"),
+        ({"input_ids": [1, -2], "labels": [1, 1]}, r"`input_ids\[1\]` must be an integer of at least 0, got -2"),
+        ({"input_ids": [1, 2.0], "labels": [1, 1]}, r"`input_ids\[1\]` must be an integer"),
+        ({"input_ids": [1, True], "labels": [1, 1]}, r"`input_ids\[1\]` must be an integer"),
+        ({"input_ids": [1, 2], "labels": [1, -1]}, "`labels` holds -1: a label is a token id, or -100"),
+        ({"input_ids": [1, 10], "labels": [1, 1]}, "token id 10 is outside the model's vocabulary of 10"),
+        ({"input_ids": [1, 2], "labels": [1, -100]}, "no token of this record would be trained"),
+        ({"input_ids": [], "labels": []}, "no token of this record would be trained"),
+        ({"text": ""}, "`text` is empty"),
+        ({"text": 3}, "`text` must be a string, got int: 3"),
+        ({"messages": "Hi"}, "`messages` must be a list, got str"),
+        ({"messages": []}, "`messages` is empty"),
+        ({"messages": ["Hi"]}, r"messages\[1\] must be an object with `role` and `content`"),
+        ({"messages": [{"from": "human", "value": "Hi"}]}, "that is the key `conversations`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only parts of type text"),
+        ({"messages": [{"role": "user", "content": "x", "train": "no"}]}, "`train` must be true or false .* got 'no'"),
+        ({"messages": CHAT["messages"], "tools": "{"}, "`tools` is a string that is not valid JSON"),
+        ({"conversations": [{"from": "me", "value": "x"}]}, r"conversations\[1\]: `from` must be one of .* got 'me'"),
+        ({"segments": [{"label": 1, "text": "x"}]}, r"segments\[1\] must be an object with `label`"),
+        ({"instruction": "x", "output": None}, "`output` must be a string, got nothing"),
+    ],
+)
+def test_bad_records_name_file_line_and_key(record, message):
+    with pytest.raises(BadLine, match=rf"^data.jsonl, line 3: .*{message}"):
+        encode(record, vocab_size=10)
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+KEYS = st.sampled_from(["role", "content", "from", "value", "text", "label", "train"])
+NESTED = st.recursive(LEAVES, lambda s: st.lists(s, max_size=3) | st.dictionaries(KEYS, s, max_size=3))
+
+
+@given(NESTED)
+def test_anything_at_all_is_an_example_or_a_bad_line(value):
+    for kind, (keys, _) in FORMATS.items():
+        record = dict.fromkeys(keys, value)
+        try:
+            assert isinstance(to_example(kind, record, PLACE), Chat | Text | Tokens)
+        except BadLine as error:
+            assert str(error).startswith("data.jsonl, line 3: ")
+
+
+def test_too_long_is_truncated_dropped_or_refused():
+    record = {"input_ids": list(range(9)), "labels": [-100] * 4 + [4, 5, 6, 7, 8]}
+
+    def encode_at(limit, strategy):
+        return encode(record, settings=EncodeSettings(limit, strategy, False, ("assistant",)))
+
+    cut = encode_at(6, "truncate")
+    assert cut.truncated and cut.sample.input_ids.tolist() == [0, 1, 2, 3, 4, 5] and cut.sample.targets == 2
+    assert encode_at(6, "drop").sample is None
+    assert encode_at(4, "truncate").sample is None  # nothing trained is left of it
+    assert not encode_at(9, "raise").truncated
+    with pytest.raises(UserError, match="data.jsonl, line 3: 9 tokens, more than sequence_len 8"):
+        encode_at(8, "raise")
+
+
+def test_conversations_without_a_template_say_what_to_do():
+    encoder = Encoder("chat", EncodeSettings(64, "drop", False, ("assistant",)), tiny_tokenizer(), None)
+    with pytest.raises(UserError, match="the model has no chat template; name one with `chat_template`"):
+        encoder(*PLACE, json.dumps(CHAT).encode())
