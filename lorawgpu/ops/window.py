@@ -38,12 +38,10 @@ def pack_state(state: State) -> np.ndarray:
     return np.array(words + [0] * (STATE_WORDS - len(words)), np.uint32)
 
 
-def begin_window(plan, grads, total, state):
-    """Clear the gradients (a list of pieces), the loss total u32 [2] and this window's bad flag."""
+def begin_window(plan, state, total):
+    """Clear this window's bad flag and the loss total u32 [2] (`ops.cross_entropy.loss_sum`); gradients: plan.clear."""
     expect("total", total, (2,), "u32")
     expect("state", state, (STATE_WORDS,), "u32")
-    for piece in grads:
-        plan.clear(piece)
     plan.record("window", "begin", (1,), total=total, state=state)
 
 
