@@ -215,9 +215,9 @@ def test_missing_tensors_are_named(tmp_path):
     assert "2 tensors" in refusal(folder)
 
 
-def test_an_unknown_tensor_in_a_layer_is_named(tmp_path):
+@pytest.mark.parametrize("bias", ["model.layers.0.self_attn.q_proj.bias", "lm_head.bias"])
+def test_an_unknown_tensor_is_named(tmp_path, bias):
     folder = copy_case("llama_dense", tmp_path)
-    bias = "model.layers.0.self_attn.q_proj.bias"
     rewrite(folder, lambda tensors: tensors.__setitem__(bias, ("F32", np.zeros(64, np.float32))))
     assert bias in refusal(folder)
 

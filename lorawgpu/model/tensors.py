@@ -96,7 +96,8 @@ def check_names(found: set[str], wanted: set[str], source: str) -> None:
     missing = [name for name in wanted if name not in found]
     if missing:
         raise UserError(f"{source}: {_listed(sorted(missing))} missing; the config describes a model that has them.")
-    extra = [name for name in found - wanted if name.startswith("model.") and "rotary_emb" not in name]
+    ours = ("model.", "lm_head.")  # a tied model may store its head all the same
+    extra = [n for n in found - wanted - {HEAD} if n.startswith(ours) and "rotary_emb" not in n]
     if extra:
         raise UserError(
             f"{source}: {_listed(sorted(extra))} not part of the architecture that the config names; "
