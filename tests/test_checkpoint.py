@@ -1,0 +1,301 @@
+"""Checkpoints: exact, whole or absent whatever happens while they are written, and the right one found again."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lorawgpu.atomic import replace_file
+from lorawgpu.checkpoint import (
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    Snapshot,
+    differences,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    prune_checkpoints,
+    require_same,
+    save_checkpoint,
+)
+from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.model.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter, tensor_names
+from lorawgpu.model.peft_config import LoraConfig
+
+LORA = LoraConfig(2, 4, ("q_proj",), use_rslora=True, dropout=0.25)
+
+
+def snapshot(step: int, size: int = 3) -> Snapshot:
+    """Other numbers for every step, and awkward ones among them."""
+    rng = np.random.default_rng(step)
+    a, b = tensor_names("model.layers.0.self_attn.q_proj")
+
+    def tensors():
+        both = {a: rng.standard_normal((2, size)), b: rng.standard_normal((size, 2))}
+        both = {name: tensor.astype(np.float32) for name, tensor in both.items()}
+        both[a][0, :2] = [1e-45, -0.0]
+        return both
+
+    state = {"step": step, "epoch": 0.1 + step / 3, "loss": 1e-300, "identity": {"seed": 1}, "order": [2, 0, 1]}
+    return Snapshot(LORA, tensors(), tensors(), tensors(), state)
+
+
+def same(one: Snapshot, other: Snapshot) -> bool:
+    def same_tensors(x, y):
+        return x.keys() == y.keys() and all(x[name].tobytes() == y[name].tobytes() for name in x)
+
+    parts = ((one.adapter, other.adapter), (one.m, other.m), (one.v, other.v))
+    return one.lora == other.lora and one.state == other.state and all(same_tensors(*pair) for pair in parts)
+
+
+def test_round_trip_is_exact(tmp_path):
+    saved = save_checkpoint(tmp_path / "run", snapshot(12), "owner/base")
+    assert saved == tmp_path / "run" / "checkpoint-12" == newest_checkpoint(tmp_path / "run")
+    assert {p.name for p in saved.iterdir()} == {WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE}
+    assert same(load_checkpoint(saved), snapshot(12))
+    assert read_adapter(saved)[0] == LORA  # any PEFT loader can use a checkpoint as an adapter
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoint-12"]
+
+
+def test_the_same_snapshot_gives_the_same_bytes(tmp_path):
+    one, two = (save_checkpoint(tmp_path / name, snapshot(3), "base") for name in "ab")
+    assert all((two / file.name).read_bytes() == file.read_bytes() for file in one.iterdir())
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    save_checkpoint(tmp_path, snapshot(5), "base")
+    newer = replace(snapshot(6), state=snapshot(5).state)
+    save_checkpoint(tmp_path, newer, "base")
+    assert same(load_checkpoint(tmp_path / "checkpoint-5"), newer)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("part", ["adapter", "m", "v"])
+def test_nothing_that_is_not_finite_is_saved(tmp_path, part):
+    bad = snapshot(8)
+    name = next(iter(bad.adapter))
+    getattr(bad, part)[name][1, 1] = np.nan
+    save_checkpoint(tmp_path, snapshot(7), "base")
+    with pytest.raises(CheckFailed, match=f"not saved: .*{name} holds a value that is not finite"):
+        save_checkpoint(tmp_path, bad, "base")
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-7"]
+
+
+def test_newest_is_by_number_and_passes_over_what_is_broken(tmp_path, caplog):
+    assert newest_checkpoint(tmp_path) is None and newest_checkpoint(tmp_path / "gone") is None
+    for step in (9, 10, 100):
+        save_checkpoint(tmp_path, snapshot(step), "base")
+    (tmp_path / "checkpoint-final").mkdir()
+    (tmp_path / "checkpoint-200").mkdir()
+    (tmp_path / ".checkpoint-300.partial").mkdir()
+    assert [p.name for p in list_checkpoints(tmp_path)] == [f"checkpoint-{n}" for n in (9, 10, 100, 200)]
+    assert newest_checkpoint(tmp_path).name == "checkpoint-100"
+    assert "checkpoint-200" in caplog.text and "no such file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        (OPTIMIZER_FILE, lambda b: b[:-1], f"{OPTIMIZER_FILE} is not the file that was saved"),
+        (OPTIMIZER_FILE, lambda b: b[:-1] + bytes([b[-1] ^ 1]), f"{OPTIMIZER_FILE} is not the file that was saved"),
+        (OPTIMIZER_FILE, lambda b: None, f"{OPTIMIZER_FILE} is missing"),
+        (WEIGHTS_FILE, lambda b: b + b"0", f"{WEIGHTS_FILE} is not the file that was saved"),
+        (CONFIG_FILE, lambda b: b"", f"{CONFIG_FILE} is not the file that was saved"),
+        (STATE_FILE, lambda b: b[: len(b) // 2], "not valid JSON"),
+        (STATE_FILE, lambda b: b"[]", "wanted a JSON object"),
+        (STATE_FILE, lambda b: b"{}", "not the state of a checkpoint"),
+        (STATE_FILE, lambda b: b.replace(b'"bytes"', b'"size"'), "is not the file that was saved"),
+        (STATE_FILE, lambda b: None, "no such file"),
+    ],
+)
+def test_a_broken_checkpoint_is_refused_and_passed_over(tmp_path, caplog, file, damage, words):
+    save_checkpoint(tmp_path, snapshot(1), "base")
+    path = save_checkpoint(tmp_path, snapshot(2), "base") / file
+    data = damage(path.read_bytes())
+    path.unlink() if data is None else path.write_bytes(data)
+    with pytest.raises(UserError) as error:
+        load_checkpoint(tmp_path / "checkpoint-2")
+    assert words in str(error.value) and "checkpoint-2" in str(error.value)
+    assert newest_checkpoint(tmp_path).name == "checkpoint-1" and words in caplog.text
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="checkpoint-3: no such folder"):
+        load_checkpoint(tmp_path / "checkpoint-3")
+
+
+def test_moments_that_do_not_fit_the_adapter(tmp_path):
+    small, large = snapshot(1, size=3), snapshot(1, size=4)
+    path = save_checkpoint(tmp_path, replace(small, m=large.m), "base")
+    with pytest.raises(UserError, match="m.base_model.*lora_A.weight is missing or does not fit the adapter"):
+        load_checkpoint(path)
+
+
+def test_prune_keeps_the_newest_and_the_best(tmp_path):
+    for step in (1, 2, 3, 10, 20):
+        save_checkpoint(tmp_path, snapshot(step), "base")
+    prune_checkpoints(tmp_path, 2, best=tmp_path / "checkpoint-2")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-2", "checkpoint-20"]
+    prune_checkpoints(tmp_path, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-20"]
+    prune_checkpoints(tmp_path, 5)
+    assert newest_checkpoint(tmp_path).name == "checkpoint-20"
+
+
+def test_identities():
+    saved = {"lora_r": 8, "data": "ab", "seed": 1}
+    assert differences(saved, dict(saved)) == []
+    require_same(saved, dict(saved), Path("checkpoint-1"))
+    with pytest.raises(UserError) as error:
+        require_same(saved, {"lora_r": 16, "data": "ab", "model": "x"}, Path("out/checkpoint-1"))
+    message = str(error.value)
+    assert "out/checkpoint-1: made by another run" in message and "data" not in message.replace("data:", "")
+    for words in ("lora_r: the checkpoint has 8, this run 16", "seed: the checkpoint has 1, this run None", "model: "):
+        assert words in message
+
+
+CRASHES = """
+import os, sys
+from pathlib import Path
+from lorawgpu import atomic, checkpoint
+from tests.test_checkpoint import same, snapshot
+
+def crash_at(k, run):
+    '''In a child: save step 2 over an old step 2, and die at the k-th call that changes the disk.'''
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    calls = 0
+    def dying(real):
+        def call(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls == k:
+                os._exit(9)
+            return real(*args, **kwargs)
+        return call
+    for owner, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir")):
+        setattr(owner, name, dying(getattr(os, name)))
+    checkpoint.save_checkpoint(run, snapshot(2), "base")
+    checkpoint.prune_checkpoints(run, 1)
+    os._exit(0)
+
+old = snapshot(2)
+old.m["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"][:] = 7
+k = 0
+while True:
+    k += 1
+    run = Path(sys.argv[1]) / str(k)
+    checkpoint.save_checkpoint(run, snapshot(1), "base")
+    checkpoint.save_checkpoint(run, old, "base")
+    status = crash_at(k, run)
+    newest = checkpoint.newest_checkpoint(run)
+    held = checkpoint.load_checkpoint(newest)
+    assert newest.name == "checkpoint-2" and (same(held, old) or same(held, snapshot(2))), (k, newest)
+    checkpoint.save_checkpoint(run, snapshot(3), "base")  # and the run goes on, over what the crash left behind
+    assert same(checkpoint.load_checkpoint(run / "checkpoint-3"), snapshot(3))
+    assert not list(run.glob(".*")), k
+    if status == 0:
+        break
+print("crashes", k - 1)
+"""
+
+
+def python(code: str, *args: str, **kwargs):
+    root = Path(__file__).parent.parent
+    env = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.Popen([sys.executable, "-c", code, *args], env=env, cwd=root, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="dies in a forked child")
+def test_a_crash_between_any_two_changes_of_the_disk_loses_nothing(tmp_path):
+    process = python(CRASHES, str(tmp_path))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert int(out.split()[1]) >= 15  # 4 files written, synced, renamed; folders; the swap; the sweep
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from lorawgpu import checkpoint
+from tests.test_checkpoint import snapshot
+run, step = Path(sys.argv[1]), int(sys.argv[2])
+while True:
+    step += 1
+    checkpoint.save_checkpoint(run, snapshot(step, size=200_000), "base")
+    checkpoint.prune_checkpoints(run, 2)
+    print(step, flush=True)
+"""
+
+
+def test_kills_at_random_moments_lose_nothing(tmp_path):
+    moments = random.Random(0)
+    done = 0
+    for _ in range(6):
+        process = python(SAVES, str(tmp_path), str(done))
+        first = process.stdout.readline()
+        assert first, process.stderr.read()
+        time.sleep(moments.uniform(0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        said = [int(line) for line in [first, *process.communicate()[0].splitlines(keepends=True)] if "\n" in line]
+        newest = newest_checkpoint(tmp_path)
+        held = load_checkpoint(newest)
+        assert held.state["step"] in (said[-1], said[-1] + 1)  # the last one promised, or the one being written
+        assert same(held, snapshot(held.state["step"], size=200_000))
+        done = held.state["step"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "rename", "mkdir"])
+def test_a_failing_disk_is_an_error_and_loses_nothing(tmp_path, monkeypatch, call):
+    """Every call in turn fails as on a full disk."""
+    real, failed = getattr(os, call), 0
+    for k in range(1, 20):
+        run = tmp_path / str(k)
+        save_checkpoint(run, snapshot(1), "base")
+        calls = 0
+
+        def full(*args, k=k, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls == k:
+                raise OSError(28, "No space left on device")
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            try:
+                save_checkpoint(run, snapshot(2), "base")
+            except OSError as error:
+                failed += 1
+                assert error.errno == 28
+        newest = newest_checkpoint(run)
+        assert same(load_checkpoint(newest), snapshot(newest.stat() and int(newest.name.split("-")[1])))
+        assert not list(run.glob(".checkpoint-*.partial")), "a full disk must get its space back"
+    assert failed > 0
+
+
+def test_replace_file_shows_the_old_bytes_or_the_new(tmp_path, monkeypatch):
+    path = tmp_path / "f"
+    replace_file(path, b"old")
+    monkeypatch.setattr(os, "replace", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_state_is_plain_json(tmp_path):
+    path = save_checkpoint(tmp_path, snapshot(1), "base")
+    state = json.loads((path / STATE_FILE).read_text())
+    assert state["step"] == 1 and state["files"].keys() == {WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE}
+    with pytest.raises(ValueError, match="JSON"):
+        save_checkpoint(tmp_path, replace(snapshot(2), state={"step": 2, "best": float("inf")}), "base")
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]

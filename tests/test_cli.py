@@ -1,0 +1,110 @@
+"""Exit codes, messages, and the options that commands share."""
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from lorawgpu import __version__, cli
+from lorawgpu.cli import COMMANDS, add_device_option, add_model_options, main_of, parser_of
+from lorawgpu.errors import CheckFailed, DeviceError, UserError
+
+
+def raising(error):
+    def run(argv):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (CheckFailed("loss differs"), 1, "error: loss differs\n"),
+        (UserError("lora_r: got -1"), 2, "error: lora_r: got -1\n"),
+        (FileNotFoundError(2, "No such file or directory", "x.txt"), 2, "error: x.txt: No such file or directory\n"),
+        (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device\n"),
+        (DeviceError("device lost"), 3, "error: device lost\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_exit_codes(capsys, error, code, text):
+    assert main_of(raising(error))([]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err == text
+
+
+def test_what_run_returns_is_the_exit_code():
+    assert main_of(lambda argv: None)([]) == 0
+    assert main_of(lambda argv: 1)([]) == 1
+    assert main_of(lambda argv: len(argv))(["a", "b"]) == 2
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        main_of(lambda argv: 1 // 0)([])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "the following arguments are required: --model (see lorawgpu generate --help)"),
+        (["--model"], "argument --model: expected one argument"),
+        (["--model", "m", "--top", "3"], "unrecognized arguments: --top 3"),
+        (["--mod", "m"], "the following arguments are required: --model"),  # no guessing of abbreviations
+    ],
+)
+def test_a_wrong_command_line_is_one_message(capsys, argv, words):
+    def run(argv):
+        parser = parser_of("generate")
+        add_model_options(parser)
+        add_device_option(parser)
+        parser.parse_args(argv)
+
+    assert main_of(run)(argv) == 2
+    out, err = capsys.readouterr()
+    assert words in err and err.startswith("error: ") and err.count("\n") == 1 and out == ""
+
+
+def test_shared_options():
+    parser = parser_of("generate")
+    add_model_options(parser)
+    add_device_option(parser)
+    args = parser.parse_args(["--model", "m"])
+    assert (args.model, args.adapter, args.device) == ("m", None, None)
+    args = parser.parse_args(["--model", "m", "--adapter", "a", "--device", "cpu"])
+    assert (args.adapter, args.device) == ("a", "cpu")
+
+
+def test_the_listing_and_the_version(capsys):
+    for argv in ([], ["--help"]):
+        assert cli.main(argv) == 0
+        out = capsys.readouterr().out
+        assert all(f"  {name} " in out for name in COMMANDS)
+    assert cli.main(["--version"]) == 0 and capsys.readouterr().out == f"lorawgpu {__version__}\n"
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert cli.main(["trian"]) == 2
+    assert capsys.readouterr().err.startswith("error: no command 'trian'; the nearest one is 'train'")
+
+
+def test_a_command_is_called_with_the_rest(monkeypatch):
+    module = types.ModuleType("lorawgpu.doctor")
+    module.main = lambda argv: 5 if argv == ["--json"] else 0
+    monkeypatch.setitem(sys.modules, "lorawgpu.doctor", module)
+    assert cli.main(["doctor", "--json"]) == 5
+
+
+def test_a_closed_pipe_is_no_fault():
+    code = (
+        "import sys\nfrom lorawgpu.cli import main_of\n"
+        "def run(argv):\n    while True:\n        print('x' * 1000, flush=True)\nsys.exit(main_of(run)([]))"
+    )
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0 and process.stderr.read() == b""
+    process.stderr.close()

@@ -1,0 +1,108 @@
+"""metrics.jsonl and the progress line."""
+import io
+import json
+import math
+import time
+
+import pytest
+
+from lorawgpu.metrics import MetricsLog, Progress, read_metrics
+
+
+def test_records_are_on_disk_at_once_and_not_finite_is_null(tmp_path):
+    log = MetricsLog(tmp_path / "m.jsonl")
+    log.write(1, loss=0.5, samples=["grüß dich"])
+    log.write(2, loss=math.nan, grad_norm=math.inf, nested={"x": [-math.inf]})
+    lines = (tmp_path / "m.jsonl").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == '{"step": 1, "loss": 0.5, "samples": ["grüß dich"]}'
+    assert json.loads(lines[1]) == {"step": 2, "loss": None, "grad_norm": None, "nested": {"x": [None]}}
+
+
+def test_resume_cuts_at_the_step_and_drops_a_torn_line(tmp_path):
+    path = tmp_path / "m.jsonl"
+    log = MetricsLog(path)
+    for step in (1, 2, 3):
+        log.write(step, loss=1.0 / step)
+    log.write(2, eval_loss=0.1)
+    log.close()
+    path.write_bytes(path.read_bytes() + b'{"step": 4, "lo')
+    before = path.read_bytes().splitlines(keepends=True)
+    log = MetricsLog(path, resume_step=2)
+    assert path.read_bytes().splitlines(keepends=True) == [before[0], before[1], before[3]]
+    log.write(3, loss=9.0)
+    assert [r["step"] for r in read_metrics(path)] == [1, 2, 2, 3]
+    log.close()
+    MetricsLog(path).close()
+    assert read_metrics(path) == [] and read_metrics(tmp_path / "none") == []
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `clock.tick(seconds)` moves."""
+
+    class Clock:
+        now = 0.0
+
+        def tick(self, seconds):
+            self.now += seconds
+
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def run(tmp_path, clock, stream):
+    progress = Progress(MetricsLog(tmp_path / "m.jsonl"), total_steps=8, start_step=4, stream=stream)
+    for _ in range(2):
+        clock.tick(2.0)
+        progress.advance(100)
+    progress.logged(6, loss=2.0, lr=1e-4, grad_norm=0.5, bad_steps=0)
+    with progress.paused():
+        clock.tick(1000.0)
+    clock.tick(1.0)
+    progress.advance(100)
+    progress.logged(7, loss=math.nan, lr=5e-5, grad_norm=math.inf)
+    clock.tick(1.0)
+    progress.advance(100)
+    progress.logged(8, loss=1.0, lr=0.0, grad_norm=0.25)
+    progress.message("done")
+    progress.close()
+    return progress
+
+
+def test_rates_count_training_time_only(tmp_path, clock):
+    progress = run(tmp_path, clock, io.StringIO())
+    records = read_metrics(tmp_path / "m.jsonl")
+    assert records[0] == {"step": 6, "loss": 2.0, "learning_rate": 1e-4, "grad_norm": 0.5, "tokens_per_s": 50.0,
+                          "tokens": 200, "seconds": 4.0, "bad_steps": 0}  # fmt: skip
+    assert [r["tokens_per_s"] for r in records] == [50.0, 100.0, 100.0] and records[-1]["tokens"] == 400
+    assert progress.summary() == "4 steps, 400 tokens in 00:06 (67 tok/s), loss 2.0000 -> 1.0000"
+
+
+def test_one_plain_line_a_logged_step_into_a_file(tmp_path, clock):
+    stream = io.StringIO()
+    run(tmp_path, clock, stream)
+    assert stream.getvalue().splitlines() == [
+        "step 6/8 loss 2.0000 lr 1.00e-04 grad 0.5 50 tok/s ETA 00:04",
+        "step 7/8 loss nan lr 5.00e-05 grad inf 100 tok/s ETA 00:01",
+        "step 8/8 loss 1.0000 lr 0.00e+00 grad 0.25 100 tok/s ETA 00:00",
+        "done",
+    ]
+
+
+def test_one_line_rewritten_on_a_terminal(tmp_path, clock):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    run(tmp_path, clock, stream)
+    assert "step 8/8" in stream.getvalue() and "loss 1.0000 lr 0.00e+00 grad 0.25 100 tok/s" in stream.getvalue()
+    lines = [line for line in stream.getvalue().split("\n") if line.strip()]
+    assert len(lines) <= 2  # the line, with the message once above it
+
+
+def test_summary_without_a_logged_step(tmp_path, clock):
+    progress = Progress(MetricsLog(tmp_path / "m.jsonl"), total_steps=3, stream=io.StringIO())
+    progress.close()
+    assert progress.summary() == "3 steps, 0 tokens in 00:00 (0 tok/s)"
