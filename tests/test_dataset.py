@@ -1,0 +1,235 @@
+"""From data sets to samples: counts, limits, bad lines, validation parts, the cache, workers, the preview."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_tokenizer import tiny_tokenizer
+
+from lorawgpu.data import dataset
+from lorawgpu.data.batching import IGNORE, Batches, BatchSettings
+from lorawgpu.data.cache import Counts, default_cache_dir
+from lorawgpu.data.chat import ChatTemplate
+from lorawgpu.data.dataset import DatasetSpec, Loading, load, split, tokenise
+from lorawgpu.data.encode import EncodeSettings
+from lorawgpu.data.files import BadLine
+from lorawgpu.data.preview import marked, preview_lines, summary
+from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.errors import UserError
+
+
+def loading(sequence_len=64, strategy="truncate", template="chatml", **options):
+    tokenizer = tiny_tokenizer()
+    chat = ChatTemplate(BUILT_IN.get(template, template), tokenizer.special_tokens)
+    return Loading(EncodeSettings(sequence_len, strategy, False, ("assistant",)), tokenizer, chat, **options)
+
+
+def write_lines(path, *records):
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records), "utf-8")
+    return DatasetSpec(str(path))
+
+
+def tokens(*ids):
+    return {"input_ids": list(ids), "labels": [IGNORE, *ids[1:]]}
+
+
+def ids_of(source):
+    return [source[i].input_ids.tolist() for i in range(len(source))]
+
+
+def test_counts_say_what_became_of_every_record(tmp_path):
+    spec = write_lines(
+        tmp_path / "a.jsonl",
+        tokens(1, 2, 3),
+        {"input_ids": list(range(9)), "labels": [IGNORE] * 2 + list(range(2, 9))},
+        "{",
+        {"input_ids": list(range(9)), "labels": [IGNORE] * 8 + [8]},
+        tokens(4, 5),
+    )
+    store = tokenise(spec, loading(sequence_len=5, skip_bad_lines=True))
+    assert store.counts == Counts(samples=3, tokens=10, trained_tokens=6, truncated=1, dropped=1, skipped=1)
+    assert ids_of(store) == [[1, 2, 3], [0, 1, 2, 3, 4], [4, 5]]
+    assert store.lengths.tolist() == [3, 5, 2]
+    assert [store.place(i) for i in range(3)] == [(spec.path, 1), (spec.path, 2), (spec.path, 5)]
+    assert store.skipped == [
+        f"{spec.path}, line 3: not valid JSON (Expecting property name enclosed in double quotes at column 2): {{"
+    ]
+
+
+def test_a_bad_line_stops_unless_it_may_be_skipped(tmp_path):
+    spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2), {"text": "x"})
+    with pytest.raises(
+        BadLine, match="a.jsonl, line 2: a record of type pretokenized needs the key `input_ids`; it has `text`"
+    ):
+        tokenise(spec, loading())
+
+
+def test_drop_and_raise(tmp_path):
+    spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2), tokens(1, 2, 3, 4))
+    assert tokenise(spec, loading(3, "drop")).counts == Counts(1, 2, 1, dropped=1)
+    with pytest.raises(UserError, match="line 2: 4 tokens, more than sequence_len 3"):
+        tokenise(spec, loading(3, "raise", skip_bad_lines=True))  # too long is not bad: skipping does not hide it
+
+
+def test_nothing_to_train_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="nothing to train: 1 samples dropped"):
+        tokenise(write_lines(tmp_path / "a.jsonl", tokens(1, 2, 3)), loading(2, "drop"))
+    with pytest.raises(UserError, match="holds no record"):
+        tokenise(write_lines(tmp_path / "b.jsonl", "", ""), loading())
+    with pytest.raises(UserError, match="there is no such file"):
+        tokenise(DatasetSpec(str(tmp_path / "none.jsonl")), loading())
+
+
+def test_a_declared_type_settles_ambiguous_keys(tmp_path):
+    spec = write_lines(tmp_path / "a.jsonl", {"text": "Hello", "instruction": "Hi", "output": "Yes"})
+    with pytest.raises(BadLine, match="fit several formats"):
+        tokenise(spec, loading())
+    assert tokenise(DatasetSpec(spec.path, "text"), loading())[0].targets > 0
+    with pytest.raises(UserError, match="type `texts` is unknown"):
+        tokenise(DatasetSpec(spec.path, "texts"), loading())
+
+
+def test_several_files_keep_their_places(tmp_path):
+    write_lines(tmp_path / "a.jsonl", tokens(1, 2))
+    (tmp_path / "b.json").write_text(json.dumps([tokens(3, 4), tokens(5, 6)], indent=1))
+    (tmp_path / "c.csv").write_text('input_ids,labels\n"[7, 8]","[7, 8]"\n')
+    store = tokenise(DatasetSpec(str(tmp_path)), loading())
+    assert ids_of(store) == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    places = [(tmp_path / name).as_posix() for name in ("a.jsonl", "b.json", "b.json", "c.csv")]
+    assert [store.place(i)[0] for i in range(4)] == places and store.place(2)[1] > store.place(1)[1] > 1
+
+
+def test_the_validation_part_is_a_fraction_a_count_or_a_file(tmp_path):
+    specs = [
+        write_lines(tmp_path / "a.jsonl", *[tokens(i, i) for i in range(30)]),
+        write_lines(tmp_path / "b.jsonl", *[tokens(i, i) for i in range(100, 110)]),
+    ]
+    for size, count in ((0.1, 4), (3, 3), (1, 1), (0.001, 1), (39, 39)):
+        data = load(specs, loading(), size, seed=0)
+        held, kept = ids_of(data.validation), [i for s in data.train for i in ids_of(s)]
+        assert len(held) == len(data.validation) == count
+        assert sorted(held + kept) == [[i, i] for i in (*range(30), *range(100, 110))]
+        assert data.validation.lengths.tolist() == [2] * count
+    assert load(specs, loading(), 0, seed=0).validation is None
+    assert ids_of(load(specs, loading(), 5, seed=0).validation) != ids_of(load(specs, loading(), 5, seed=1).validation)
+    other = load(specs[:1], loading(), 0, seed=0, val_specs=specs[1:])
+    assert len(other.validation) == 10 and len(other.train[0]) == 30
+    with pytest.raises(UserError, match="val_set_size 40 would leave nothing to train: there are 40 samples"):
+        load(specs, loading(), 40, seed=0)
+    with pytest.raises(UserError, match="not both"):
+        load(specs, loading(), 0.1, seed=0, val_specs=specs)
+
+
+def test_a_validation_part_may_leave_a_data_set_empty(tmp_path):
+    stores = [tokenise(write_lines(tmp_path / f"{n}.jsonl", tokens(n, n)), loading()) for n in range(3)]
+    train, held = split(stores, 2, seed=0)
+    batches = Batches(train, BatchSettings(0, 4, 1, 128, True), [1.0, 2.0, 1.0])
+    window = next(batches.windows())
+    assert len(held) == 2 and window.ends_epoch and window.micro_batches[0].samples in (1, 2)
+
+
+def test_the_cache_is_keyed_by_content_and_settings(tmp_path, monkeypatch):
+    made = []
+    fill = dataset._fill
+    monkeypatch.setattr(dataset, "_fill", lambda *args: (made.append(1), fill(*args)))
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
+    spec = write_lines(tmp_path / "a.jsonl", chat)
+    cached = {"cache_dir": tmp_path / "cache"}
+    first = tokenise(spec, loading(**cached))
+    moved = write_lines(tmp_path / "moved.jsonl", chat)
+    again = tokenise(moved, loading(**cached))
+    assert len(made) == 1 and ids_of(first) == ids_of(again) and again.place(0) == (moved.path, 1)
+    for other in (loading(32, **cached), loading(template="llama-3", **cached), loading(skip_bad_lines=True, **cached)):
+        tokenise(spec, other)
+    write_lines(tmp_path / "a.jsonl", chat, chat)
+    assert len(tokenise(spec, loading(**cached))) == 2
+    assert len(made) == 5
+    assert not [p for p in (tmp_path / "cache" / "tokens").iterdir() if p.name.startswith(".")]
+
+
+def test_a_failed_run_leaves_no_store_behind(tmp_path):
+    spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2), "{")
+    with pytest.raises(BadLine):
+        tokenise(spec, loading(cache_dir=tmp_path / "cache"))
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+    (tmp_path / "cache").write_text("a file in its place")
+    spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2))
+    assert len(tokenise(spec, loading(cache_dir=tmp_path / "cache"))) == 1
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    monkeypatch.setenv("LORAWGPU_CACHE", str(tmp_path))
+    assert default_cache_dir() == tmp_path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_workers_make_the_same_samples_with_the_same_lines(tmp_path, monkeypatch, name):
+    records = [{"text": "naïve café " * (i % 50 + 1)} for i in range(400)]
+    records[123] = {"text": ""}
+    spec = write_lines(tmp_path / "a.jsonl", *records)
+    if name == "a.json":
+        (tmp_path / name).write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]")
+        spec = DatasetSpec(str(tmp_path / name))
+    options = {"sequence_len": 256, "skip_bad_lines": True}
+    alone = tokenise(spec, loading(workers=1, **options))
+    monkeypatch.setattr(dataset, "WORTH_WORKERS", 0)
+    monkeypatch.setattr(dataset, "CHUNK", 10_000)  # some forty tasks
+    shared = tokenise(spec, loading(workers=2, **options))
+    assert shared.counts == alone.counts and alone.counts.skipped == 1
+    assert shared.skipped == alone.skipped
+    np.testing.assert_array_equal(np.concatenate(ids_of(shared)), np.concatenate(ids_of(alone)))
+    assert [shared.place(i) for i in range(399)] == [alone.place(i) for i in range(399)]
+    with pytest.raises(BadLine, match=f"{name}, line {124 if name == 'a.jsonl' else 125}: `text` is empty"):
+        tokenise(spec, loading(workers=2, sequence_len=256))
+
+
+def test_preview_as_json_is_a_line_a_sample_and_one_of_counts(tmp_path):
+    chats = [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": c}]}
+        for c in ("Yes", "é", "42.")
+    ]
+    store = tokenise(write_lines(tmp_path / "a.jsonl", "", *chats), loading())
+    lines = [json.loads(line) for line in preview_lines([store], tiny_tokenizer(), 2, as_json=True, colour=False)]
+    assert [line["line"] for line in lines[:-1]] == [2, 3]
+    assert set(lines[0]) == {"line", "input_ids", "labels", "text"}
+    assert lines[1]["text"] == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\né<|im_end|>\n"
+    assert lines[1]["input_ids"] == store[1].input_ids.tolist() and lines[1]["labels"] == store[1].labels.tolist()
+    assert lines[-1] == store.counts.as_dict() and lines[-1]["samples"] == 3
+
+
+def test_preview_as_text_marks_what_is_trained(tmp_path):
+    spec = write_lines(
+        tmp_path / "a.jsonl", {"prompt": "Hello é", "completion": " Yes"}, {"prompt": "a", "completion": "b"}, "{"
+    )
+    store = tokenise(spec, loading(skip_bad_lines=True))
+    lines = list(preview_lines([store], tiny_tokenizer(), 1, as_json=False, colour=False))
+    assert lines[1] == "Hello é⟦ Yes</s>⟧\n"
+    assert lines[2].startswith("2 samples, ") and "line 3: not valid JSON" in lines[3]
+    assert marked(store[0], tiny_tokenizer(), colour=True) == "Hello é\x1b[30;42m Yes</s>\x1b[0m"
+    ids = store[0].input_ids.tolist()
+    assert marked(store[0], None, colour=False).count(str(ids[-1])) >= 1
+
+
+def test_preview_without_a_tokenizer_shows_ids(tmp_path):
+    store = tokenise(write_lines(tmp_path / "a.jsonl", tokens(5, 6)), Loading(loading().settings, None, None))
+    assert list(preview_lines([store], None, 9, as_json=False, colour=False))[1] == "5 ⟦6 ⟧\n"
+    assert json.loads(next(preview_lines([store], None, 1, as_json=True, colour=False)))["text"] is None
+
+
+def test_a_template_without_an_end_mark_is_reported(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
+    template = "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
+    store = tokenise(write_lines(tmp_path / "a.jsonl", chat), loading(template=template))
+    assert store.counts.endless == 1 and "will not learn to stop" in summary(store.counts)
+
+
+def test_data_digests_tell_data_and_weights_apart(tmp_path):
+    spec = write_lines(tmp_path / "a.jsonl", *[tokens(i, i) for i in range(9)])
+    one = load([spec], loading(), 0, seed=0).digest
+    assert one == load([spec], loading(), 0, seed=0).digest
+    assert one != load([DatasetSpec(spec.path, weight=2.0)], loading(), 0, seed=0).digest
+    assert one != load([spec], loading(), 2, seed=0).digest
+    assert one != load([spec], loading(sequence_len=32), 0, seed=0).digest
