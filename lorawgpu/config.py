@@ -78,10 +78,8 @@ class DataSet(Section):
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
     type: Format | None = None
     """The format; recognised by the keys of the records when left out."""
-    split: str = "train"
-    """Which split of a Hugging Face data set."""
     weight: Positive = 1.0
-    """How often it is drawn, relative to the other data sets and to its own size."""
+    """How often an epoch sees each of its samples."""
 
 
 class TrainConfig(Section):
