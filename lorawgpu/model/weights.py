@@ -61,6 +61,11 @@ def pad_matrix(matrix: np.ndarray) -> np.ndarray:
     return np.pad(matrix, missing) if any(m for _, m in missing) else matrix
 
 
+def pad_vector(vector: np.ndarray) -> np.ndarray:
+    """`vector` padded with zeros to a multiple of 16."""
+    return np.pad(vector, (0, padded(len(vector)) - len(vector)))
+
+
 def _upload_rows(device, blocks: list, rows_per_line: int, dtype: str, label: str) -> tuple:
     """Upload stacked row blocks, cut into parts that fit one binding each. A line is `rows_per_line` matrix rows."""
     line_bytes = blocks[0].shape[1] * blocks[0].itemsize

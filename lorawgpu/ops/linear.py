@@ -46,7 +46,7 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
         segments, low_rank = _in_part(part, weight, lora)
         matmul(plan, y, x, part.tensor, m=rows, n=part.stop - part.start, k=weight.columns, store=weight.store,
                ldb=weight.stride, o_off=part.start, qscale=qscale, lora=low_rank, residual=residual,
-               segments=segments if weight.store == "ternary" else None)
+               segments=segments)
 
 
 def linear_backward(plan, dx, dy, weight, *, rows, lora=None):
@@ -55,7 +55,7 @@ def linear_backward(plan, dx, dy, weight, *, rows, lora=None):
         segments, _ = _in_part(part, weight, None)
         matmul(plan, dx, dy, part.tensor, m=rows, n=weight.columns, k=part.stop - part.start, store=weight.store,
                b_layout="kn", ldb=weight.stride, a_off=part.start, accumulate=i > 0, lora=None if i else lora,
-               segments=segments if weight.store == "ternary" else None)
+               segments=segments)
 
 
 def lora_h(work, group, rows):

@@ -87,7 +87,7 @@ def matmul(plan, out, a, b, *, m, n, k, store="f32", a_layout="row", b_layout="n
     template = {
         "BM": bm, "BN": bn, "TM": tm, "TN": tn, "BK": DEPTH, "arith": "int8" if int8 else "f32", "a_layout": a_layout,
         "b_layout": b_layout, "store": "ternary_int8" if int8 else store, "lora": lora.kind if lora else "none",
-        "residual": residual is not None, "accumulate": accumulate, "scaled": segments is not None,
+        "residual": residual is not None, "accumulate": accumulate, "scaled": store == "ternary",
     }
     plan.record("matmul", "main", (-(-n // bn), -(-m // bm), splits), params=params, template=template,
                 flops=2.0 * m * n * k, **buffers)

@@ -1,0 +1,16 @@
+"""The backward walk: blocks from the last to the one with the lowest adapter."""
+from ..model.block import block_recompute
+from .block import block_backward
+
+
+def transformer_backward(c, dx, saved, checkpointing: bool):
+    """Record the gradients of all blocks. dx: the gradient of the last hidden state, consumed."""
+    last = len(c.model.layers) - 1
+    for layer in reversed(c.model.layers):
+        if layer.index < c.adapter.layout.lowest()[0]:
+            break
+        s = saved[layer.index]
+        with c.plan.scope(f"layers.{layer.index}"):
+            if checkpointing and layer.index < last:  # the last layer's activations are still those of the forward
+                block_recompute(c, layer, s.x, s)
+            block_backward(c, layer, dx, s)

@@ -1,0 +1,235 @@
+"""A model and its adapter on one device: plans recorded once per token capacity, then replayed.
+
+    begin; per micro-batch: write step data, forward, heads, backward; update
+"""
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .backward.loss import CHUNK_ALIGN, Head, chunk_loss, head_forward
+from .backward.transformer import transformer_backward
+from .data.batching import MicroBatch
+from .gpu import KernelCache, Plan, Workspace
+from .gpu.tensor import Tensor, padded
+from .model.adapter_layout import AdapterLayout
+from .model.context import AdapterBuffers, Context, StepData, Watch
+from .model.layers import Model
+from .model.saved import Saved
+from .model.transformer import embed, infer_forward, transformer_forward
+from .ops.rope import rope_table
+from .ops.step import pack_step, step_buffer
+from .ops.cross_entropy import loss_value
+from .ops.window import State, begin_window, end_window, state_buffer, unpack_state
+from .optim.adamw import AdamW
+from .reference.dropout import dropout_step_key
+
+IGNORED = -1  # a target id that marks an unused row
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the engine records: none of these changes the mathematics but dropout."""
+
+    capacity: int  # rows of the largest micro-batch
+    positions: int  # longest sequence
+    dropout: float = 0.0
+    seed: int = 0
+    checkpointing: bool = False
+    attention: str = "flash"
+    flops_per_submit: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The plan of one capacity, and where its results are."""
+
+    plan: Plan
+    rows: int
+    head: Head
+
+    def heads(self, targets: int) -> list:
+        """Sections of the chunks that hold `targets` target rows."""
+        return [f"head{i}" for i in range(-(-targets // self.head.chunk))]
+
+
+class Engine:
+    """Computes losses, gradients and optimizer steps. `adapter` is None for a bare base model."""
+
+    def __init__(self, device, model: Model, options: Options, layout: AdapterLayout | None = None,
+                 tensors: dict | None = None, optimizer: AdamW | None = None, kernels: KernelCache | None = None):
+        self.device, self.model, self.options, self.optimizer = device, model, options, optimizer
+        self.kernels = kernels or KernelCache(device)
+        self.work, self.watch = Workspace(device), Watch()
+        self.batch = StepData.create(device, options.capacity, padded(options.capacity, CHUNK_ALIGN))
+        table = rope_table(model.config.rope.inv_freq(model.config.head_dim), options.positions)
+        self.rope = device.upload(table, label="rope table", kind="step")
+        self.state, self.step = state_buffer(device), step_buffer(device)
+        self.loss = device.tensor((2,), "u32", "loss", "step")
+        self.norm = device.tensor((1,), label="grad norm", kind="step")
+        self.adapter = self._adapter(layout, tensors) if layout else None
+        self._plans = {}
+        self._window = self._record_window()
+        if optimizer:
+            self.plan("train", options.capacity)  # the largest first: later plans reuse its buffers
+
+    def _adapter(self, layout, tensors) -> AdapterBuffers:
+        def flat(name, kind):
+            return self.device.tensor((layout.size,), label=f"adapter {name}", kind=kind)
+
+        training = [flat(n, "optimizer") for n in ("grads", "m", "v")] if self.optimizer else []
+        buffers = AdapterBuffers(layout, flat("params", "adapter"), *training)
+        self.device.write(buffers.params, layout.flatten(tensors))
+        return buffers
+
+    # Recording
+
+    def _context(self, plan, rows, training) -> Context:
+        return Context(plan, self.work, self.model, rows, self.batch.rows(rows), self.rope, self.state, self.step,
+                       self.watch, self.adapter, self.options.dropout if training else 0.0, self.options.attention)
+
+    def plan(self, kind: str, rows: int) -> Recorded:
+        """The plan of `kind` ("train", "eval" or "logits") for `rows` rows, recorded on first use.
+
+        ValueError when `rows` is beyond the capacity that the engine was made for.
+        """
+        if rows > self.options.capacity:
+            raise ValueError(f"{rows} rows exceed the capacity of {self.options.capacity}")
+        if (kind, rows) not in self._plans:
+            self.work.rewind()
+            plan = Plan(self.device, self.kernels, self.options.flops_per_submit)
+            c = self._context(plan, rows, kind == "train")
+            record = {"train": self._record_train, "eval": self._record_eval, "logits": self._record_logits}[kind]
+            self._plans[kind, rows] = Recorded(plan, rows, record(c))
+        return self._plans[kind, rows]
+
+    def _record_train(self, c) -> Head:
+        with c.plan.section("forward"):
+            x, saved = transformer_forward(c, self.options.checkpointing)
+            dx = c.take(c.widths.hidden, "dx")
+            c.plan.clear(dx)
+        head = self._record_heads(c, x, dx)
+        with c.plan.section("backward"):
+            transformer_backward(c, dx, saved, self.options.checkpointing)
+        return head
+
+    def _record_heads(self, c, x, dx) -> Head:
+        head = Head.take(c, self.device.max_binding)
+        for i in range(-(-c.rows // head.chunk)):
+            with c.plan.section(f"head{i}"), c.plan.scope("head"):
+                chunk_loss(c, head, x, dx, self.loss, i * head.chunk)
+        return head
+
+    def _hidden(self, c) -> Tensor:
+        """The last hidden state, without keeping anything for a backward."""
+        x = c.take(c.widths.hidden, "x")
+        embed(c, x)
+        s = Saved.take(c, self.model.layers[0])
+        return infer_forward(c, x, [(s.k, s.v)] * len(self.model.layers), s)
+
+    def _record_eval(self, c) -> Head:
+        with c.plan.section("forward"):
+            x = self._hidden(c)
+        return self._record_heads(c, x, None)
+
+    def _record_logits(self, c) -> Head:
+        with c.plan.section("forward"):
+            x = self._hidden(c)
+        head = Head.take(c, self.device.max_binding)
+        for i in range(-(-c.rows // head.chunk)):
+            with c.plan.section(f"head{i}"), c.plan.scope("head"):
+                head_forward(c, head, x, i * head.chunk)
+        return head
+
+    def _record_window(self) -> Plan:
+        plan = Plan(self.device, self.kernels)
+        with plan.section("begin"):
+            begin_window(plan, self.state, self.loss)
+            if self.optimizer:
+                plan.clear(self.adapter.grads)
+        with plan.section("update"):
+            if self.optimizer:
+                self.optimizer.record(plan, self.adapter, self.state, self.step, self.norm,
+                                      record_id=self.watch.id("gradient norm"))
+            end_window(plan, self.state)
+        return plan
+
+    # Replaying
+
+    def write(self, batch: MicroBatch):
+        """Put the arrays of a micro-batch into the step data."""
+        for name in ("ids", "position", "slot", "kv_start", "segment_end"):
+            self.device.write(getattr(self.batch, name).view(0, (batch.capacity,)), getattr(batch, name))
+        rows = np.zeros(self.batch.target_rows.size, np.int32)
+        ids = np.full(self.batch.target_ids.size, IGNORED, np.int32)
+        rows[: batch.targets], ids[: batch.targets] = batch.target_rows, batch.target_ids
+        self.device.write(self.batch.target_rows, rows)
+        self.device.write(self.batch.target_ids, ids)
+
+    def begin(self):
+        """Start an optimizer window, or an evaluation: gradients, loss and the bad flag are cleared."""
+        self._window.run("begin")
+
+    def train(self, batch: MicroBatch, step: int = 1, index: int = 0):
+        """Add the gradient of one micro-batch, number `index` of the window of optimizer step `step` (from 1)."""
+        if not batch.targets:
+            return
+        self.write(batch)
+        if self.options.dropout:
+            self.device.write(self.step, pack_step(key=dropout_step_key(self.options.seed, step, index)))
+        recorded = self.plan("train", batch.capacity)
+        recorded.plan.run("forward", *recorded.heads(batch.targets), "backward")
+
+    def update(self, step: int, lr: float, targets: int):
+        """Clip and apply AdamW with the mean gradient over `targets` target tokens; `step` counts from 1."""
+        self.device.write(self.step, self.optimizer.step_values(step, lr, targets))
+        self._window.run("update")
+
+    def window(self, batches: list, step: int, lr: float) -> int:
+        """One optimizer step over its micro-batches. Returns the target tokens; with none, nothing happens."""
+        targets = sum(b.targets for b in batches)
+        if targets:
+            self.begin()
+            for index, batch in enumerate(batches):
+                self.train(batch, step, index)
+            self.update(step, lr, targets)
+        return targets
+
+    def evaluate(self, batch: MicroBatch):
+        """Add the loss of one micro-batch, without dropout and gradients. Call `begin` before the first."""
+        if batch.targets:
+            self.write(batch)
+            recorded = self.plan("eval", batch.capacity)
+            recorded.plan.run("forward", *recorded.heads(batch.targets))
+
+    def logits(self, batch: MicroBatch, rows: np.ndarray) -> np.ndarray:
+        """Logits of `rows` of a micro-batch, float32 [len(rows), V]."""
+        self.write(replace(batch, target_rows=rows.astype(np.int32), target_ids=np.zeros(len(rows), np.int32)))
+        recorded = self.plan("logits", batch.capacity)
+        recorded.plan.run("forward")
+        parts = []
+        for section in recorded.heads(len(rows)):
+            recorded.plan.run(section)
+            parts.append(self.device.read(recorded.head.logits))
+        return np.concatenate(parts)[: len(rows), : self.model.config.vocab_size]
+
+    # Reading back
+
+    def loss_sum(self) -> float:
+        """Sum of the cross-entropies since `begin`. Waits for the GPU, as all of these do."""
+        return loss_value(self.device.read(self.loss))
+
+    def grad_norm(self) -> float:
+        """The gradient's norm in the last update, before clipping."""
+        return float(self.device.read(self.norm)[0])
+
+    def steps_state(self) -> State:
+        """Counts of non-finite steps."""
+        return unpack_state(self.device.read(self.state))
+
+    def tensors(self, which: str = "params") -> dict:
+        """Adapter tensors by PEFT name: "params", "grads" (the sum over targets), "m" or "v"."""
+        return self.adapter.layout.unflatten(self.device.read(getattr(self.adapter, which)))
+
+    def load(self, which: str, tensors: dict):
+        """Overwrite the adapter tensors that `tensors` returns under that name."""
+        self.device.write(getattr(self.adapter, which), self.adapter.layout.flatten(tensors))

@@ -1,0 +1,94 @@
+"""What every part of the forward and the backward walk needs while it records: one object, passed along."""
+from dataclasses import dataclass, field
+
+from ..gpu import Plan, Workspace
+from ..gpu.tensor import Tensor
+from .adapter_layout import AdapterLayout
+from .layers import Layer, Model, Widths
+
+
+@dataclass(frozen=True)
+class StepData:
+    """The arrays of one micro-batch on the GPU (data.batching.MicroBatch), at their largest capacity."""
+
+    ids: Tensor
+    position: Tensor
+    slot: Tensor
+    kv_start: Tensor
+    segment_end: Tensor
+    target_rows: Tensor
+    target_ids: Tensor
+
+    @staticmethod
+    def create(device, capacity: int, targets: int) -> "StepData":
+        """Buffers for `capacity` rows and up to `targets` target rows."""
+        def one(name, length):
+            return device.tensor((length,), "i32", name, "step")
+
+        return StepData(*(one(n, capacity) for n in ("ids", "position", "slot", "kv_start", "segment_end")),
+                        one("target_rows", targets), one("target_ids", targets))
+
+    def rows(self, count: int) -> "StepData":
+        """The same buffers seen by a plan of `count` rows."""
+        cut = [t.view(0, (count,)) for t in (self.ids, self.position, self.slot, self.kv_start, self.segment_end)]
+        return StepData(*cut, self.target_rows, self.target_ids)
+
+
+@dataclass(frozen=True)
+class AdapterBuffers:
+    """The flat buffers of an adapter in training; inference has `params` alone."""
+
+    layout: AdapterLayout
+    params: Tensor
+    grads: Tensor | None = None
+    m: Tensor | None = None
+    v: Tensor | None = None
+
+    def group(self, layer: int, name: str):
+        """The GroupLayout of a layer's group, None where it has no adapter."""
+        return self.layout.groups.get((layer, name))
+
+
+@dataclass
+class Watch:
+    """Ids of the tensors that are watched for non-finite values, so that the host can name the first one at fault."""
+
+    names: list = field(default_factory=list)
+
+    def id(self, name: str) -> int:
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+
+@dataclass
+class Context:
+    """`rows` is the token capacity of the plan being recorded; all activations have that many rows."""
+
+    plan: Plan
+    work: Workspace
+    model: Model
+    rows: int
+    batch: StepData
+    rope: Tensor  # [positions, HD]: cos, then sin
+    state: Tensor
+    step: Tensor
+    watch: Watch
+    adapter: AdapterBuffers | None = None
+    dropout: float = 0.0
+    attention: str = "flash"
+
+    @property
+    def config(self):
+        return self.model.config
+
+    @property
+    def widths(self) -> Widths:
+        return Widths.of(self.model.config)
+
+    def take(self, width: int, label: str, dtype: str = "f32") -> Tensor:
+        """Scratch of `rows` x `width` (as stored)."""
+        return self.work.take((self.rows, width), dtype, label)
+
+    def group(self, layer: Layer, name: str):
+        return self.adapter.group(layer.index, name) if self.adapter else None

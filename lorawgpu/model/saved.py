@@ -1,0 +1,45 @@
+"""What the forward of a layer leaves for its backward."""
+from dataclasses import dataclass, fields
+
+from ..gpu.tensor import Tensor
+from .adapter_layout import GROUPS
+
+
+@dataclass
+class Saved:
+    """Activations of one layer, f32 [rows, width]; the rest is cheap to compute again. None where it does not apply."""
+
+    x: Tensor | None  # the layer's input; None: the caller's
+    rstd_in: Tensor  # [rows]
+    q: Tensor  # rotated
+    k: Tensor  # the layer's KV cache
+    v: Tensor
+    a: Tensor  # attention's output
+    lse: Tensor  # [rows, NH]
+    rstd_a: Tensor | None
+    x1: Tensor
+    rstd_post: Tensor
+    gu: Tensor
+    rstd_m: Tensor | None
+    h: dict  # group name -> [rows, rank]
+
+    @staticmethod
+    def take(c, layer, cache=None) -> "Saved":
+        """Buffers for one layer of the plan being recorded; `cache`: its (k, v) when they outlive the step."""
+        w, heads, sub = c.widths, c.config.num_attention_heads, c.config.sub_norms
+        k, v = cache or (c.take(w.kv, "k"), c.take(w.kv, "v"))
+
+        def stat(name):
+            return c.work.take((c.rows,), label=name)
+
+        groups = {name: c.group(layer, name) for name in GROUPS}
+        return Saved(
+            x=None, rstd_in=stat("rstd_in"), q=c.take(w.q, "q"), k=k, v=v, a=c.take(w.q, "attention"),
+            lse=c.take(heads, "lse"), rstd_a=stat("rstd_a") if sub else None, x1=c.take(w.hidden, "x1"),
+            rstd_post=stat("rstd_post"), gu=c.take(2 * w.mlp, "gate_up"), rstd_m=stat("rstd_m") if sub else None,
+            h={name: c.take(g.rank, f"h {name}") for name, g in groups.items() if g})
+
+    def give(self, c):
+        """Return all buffers but `x`."""
+        own = [getattr(self, f.name) for f in fields(self) if f.name not in ("x", "h")]
+        c.work.give(*(t for t in (*own, *self.h.values()) if t))

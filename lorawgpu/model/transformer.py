@@ -1,0 +1,45 @@
+"""The forward walk: embedding, blocks; the head is the loss's business (backward/loss.py) and generation's."""
+from ..ops.embedding import embedding_forward
+from .block import block_forward
+from .saved import Saved
+
+
+def embed(c, x):
+    """x [rows, C] = the embedding of the batch's ids."""
+    parts = [(p.start, p.tensor) for p in c.model.embedding.parts]
+    embedding_forward(c.plan, x, c.batch.ids, parts, rows=c.rows, width=c.config.hidden_size, scale=c.config.embed_scale)
+
+
+def transformer_forward(c, checkpointing: bool):
+    """Record embedding and blocks. Returns the last hidden state and, per layer, what its backward needs.
+
+    With checkpointing every layer keeps its input alone and all share the buffers of one `Saved`.
+    """
+    x, saved = c.take(c.widths.hidden, "x"), []
+    embed(c, x)
+    for layer in c.model.layers:
+        with c.plan.scope(f"layers.{layer.index}"):
+            s = Saved.take(c, layer) if not checkpointing or not saved else share(c, layer, saved[0])
+            s.x = x
+            x = c.take(c.widths.hidden, "x")
+            block_forward(c, layer, s.x, x, s)
+            saved.append(s)
+    return x, saved
+
+
+def share(c, layer, first: Saved) -> Saved:
+    """The buffers of `first` for another layer; its adapters may be others, so h is its own."""
+    own = {name: c.take(g.rank, f"h {name}") for name in ("qkv", "o", "gate_up", "down") if (g := c.group(layer, name))}
+    return Saved(**{**first.__dict__, "x": None, "h": own})
+
+
+def infer_forward(c, x, caches, s: Saved):
+    """Blocks for generation and evaluation: nothing is kept but the KV cache. x is updated; returns the last hidden."""
+    for layer, (k, v) in zip(c.model.layers, caches, strict=True):
+        with c.plan.scope(f"layers.{layer.index}"):
+            s.k, s.v = k, v
+            y = c.take(c.widths.hidden, "x")
+            block_forward(c, layer, x, y, s)
+            c.work.give(x)
+            x = y
+    return x

@@ -1,0 +1,41 @@
+"""AdamW with gradient clipping over the adapter's flat buffers: a handful of dispatches whatever the adapter."""
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ops.adamw import adamw_step, grad_norm, partial_count
+from ..ops.step import adam_scales, pack_step
+
+PIECE_ALIGN = 64  # elements: pieces start at multiples of 256 bytes
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """PyTorch's AdamW; `max_grad_norm` 0 does not clip."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def record(self, plan, adapter, state, step, norm, *, record_id):
+        """Record norm, clip and update of all of `adapter` (context.AdapterBuffers); norm f32 [1] gets the norm."""
+        limit = plan.device.max_binding // 4 // PIECE_ALIGN * PIECE_ALIGN
+        size = adapter.layout.size
+        spans = [(start, min(start + limit, size)) for start in range(0, size, limit)]
+
+        def pieces(flat):
+            return [flat.view(a, (b - a,), flat.label) for a, b in spans]
+
+        partials = plan.device.tensor((partial_count(b - a for a, b in spans),), label="norm partials", kind="optimizer")
+        grads = pieces(adapter.grads)
+        grad_norm(plan, norm, partials, grads, step, state, record_id=record_id)
+        for params, m, v, g in zip(pieces(adapter.params), pieces(adapter.m), pieces(adapter.v), grads, strict=True):
+            adamw_step(plan, params, m, v, g, norm, step, state, beta1=self.beta1, beta2=self.beta2, eps=self.epsilon,
+                       weight_decay=self.weight_decay, max_norm=self.max_grad_norm)
+
+    def step_values(self, step: int, lr: float, targets: int) -> np.ndarray:
+        """Contents of the step buffer for optimizer step `step` (from 1) over a window of `targets` target tokens."""
+        m_scale, v_scale = adam_scales(step, self.beta1, self.beta2)
+        return pack_step(lr=lr, inv_targets=1.0 / targets, m_scale=m_scale, v_scale=v_scale)

@@ -1,0 +1,177 @@
+"""Time the matrix products at real shapes: correct first, then the rate, then its share of a ceiling measured here.
+
+    python scripts/bench_ops.py [--device gpu] [--tokens 4096] [--quick]
+
+Ceilings: fused multiply-adds and dot4I8Packed in a loop that touches no memory; torch's float32 product where torch
+and CUDA are there. Each product is checked on a few rows against float64 before it is timed.
+"""
+import argparse
+import time
+
+import numpy as np
+
+from lorawgpu.gpu import KernelCache, Plan, open_device
+from lorawgpu.model.weights import pack_blocks
+from lorawgpu.ops.matmul import Segments, matmul
+
+SHAPES = {  # name: (out, in) of the fused projections
+    "bitnet-2b": {"qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912)},
+    "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
+}
+PEAK = """
+@group(0) @binding(0) var<storage, read_write> out: array<vec4<f32>>;
+@compute @workgroup_size(256)
+fn fma_loop(@builtin(global_invocation_id) id: vec3<u32>) {
+    var a = vec4(f32(id.x)); var b = a + 1.0; var c = a + 2.0; var d = a + 3.0;
+    let x = vec4(0.999); let y = vec4(0.5);
+    for (var i = 0u; i < 1024u; i += 1u) {
+        a = fma(a, x, y); b = fma(b, x, y); c = fma(c, x, y); d = fma(d, x, y);
+        a = fma(a, x, y); b = fma(b, x, y); c = fma(c, x, y); d = fma(d, x, y);
+    }
+    out[id.x] = a + b + c + d;
+}
+@compute @workgroup_size(256)
+fn dot_loop(@builtin(global_invocation_id) id: vec3<u32>) {
+    var a = i32(id.x); var b = a + 1; var c = a + 2; var d = a + 3;
+    let x = id.x * 0x01010101u; let y = 0x7f010203u;
+    for (var i = 0u; i < 1024u; i += 1u) {
+        a += dot4I8Packed(x ^ u32(a), y); b += dot4I8Packed(x ^ u32(b), y);
+        c += dot4I8Packed(x ^ u32(c), y); d += dot4I8Packed(x ^ u32(d), y);
+        a += dot4I8Packed(x, y + u32(a)); b += dot4I8Packed(x, y + u32(b));
+        c += dot4I8Packed(x, y + u32(c)); d += dot4I8Packed(x, y + u32(d));
+    }
+    out[id.x] = vec4(f32(a + b + c + d));
+}
+"""
+
+
+def seconds(device, run, budget=0.5):
+    """Median seconds of one `run`, from batches long enough to hide the wait."""
+    run()
+    device.wait()
+    start = time.perf_counter()
+    run()
+    device.wait()
+    once = max(time.perf_counter() - start, 1e-5)
+    count = max(1, int(budget / 5 / once))
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        device.wait()
+        times.append((time.perf_counter() - start) / count)
+    return float(np.median(times))
+
+
+def peaks(device):
+    """Rates of the arithmetic loops, operations a second."""
+    module = device.wgpu.create_shader_module(code=PEAK)
+    groups, rates = (4096 if not device.is_cpu else 16), {}
+    out = device.tensor((groups * 256, 4))
+    for entry, operations in (("fma_loop", 1024 * 8 * 4 * 2), ("dot_loop", 1024 * 8 * 8)):
+        pipeline = device.wgpu.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": entry})
+        group = device.wgpu.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=[
+            {"binding": 0, "resource": {"buffer": out.buffer, "offset": 0, "size": out.nbytes}}])
+
+        def run(pipeline=pipeline, group=group):
+            encoder = device.wgpu.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            compute.set_pipeline(pipeline)
+            compute.set_bind_group(0, group)
+            compute.dispatch_workgroups(groups)
+            compute.end()
+            device.queue.submit([encoder.finish()])
+
+        rates[entry] = groups * 256 * operations / seconds(device, run)
+    return rates
+
+
+def torch_peak(m, n, k):
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
+    for _ in range(20):
+        a @ b
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(20):
+        a @ b
+    torch.cuda.synchronize()
+    return 40 * m * n * k / (time.perf_counter() - start)
+
+
+def bf16(x):
+    return ((x.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+
+
+def case(device, kernels, kind, m, out, inner, rng, tile=None):
+    """(seconds, relative error on sampled rows) of one product; kind: ternary|ternary_t|f32|bf16|bf16_t."""
+    store, transposed = kind.removesuffix("_t"), kind.endswith("_t")
+    plan = Plan(device, kernels)
+    terms, columns = (out, inner) if transposed else (inner, out)
+    codes = rng.integers(0, 3, (out, inner)).astype(np.uint8)
+    weight = codes.astype(np.float32) - 1 if store == "ternary" else rng.standard_normal((out, inner), np.float32)
+    stored = {"ternary": lambda: pack_blocks(codes), "f32": lambda: weight, "bf16": lambda: bf16(weight)}[store]()
+    if store == "bf16":
+        weight = (stored.astype(np.uint32) << 16).view(np.float32)
+    y = device.tensor((m, columns), label="y")
+    kwargs = {"m": m, "n": columns, "k": terms, "store": store, "tile": tile, "b_layout": "kn" if transposed else "nk",
+              "ldb": inner // 4 if store == "ternary" else inner}
+    if store == "ternary" and not transposed:
+        xq = rng.integers(-127, 128, (m, inner)).astype(np.int8)
+        x = xq.astype(np.float32)
+        scale = np.stack([np.ones(m, np.float32), xq.sum(1, dtype=np.int32).view(np.float32)], 1)
+        a, kwargs["qscale"] = device.upload(xq.view(np.uint32)), device.upload(scale)
+        kwargs["lda"] = inner // 4
+    else:
+        x = rng.standard_normal((m, terms), np.float32)
+        a = device.upload(x)
+    if store == "ternary":
+        kwargs["segments"] = Segments((out,), (1.0,))
+    with plan.section("run"):
+        matmul(plan, y, a, device.upload(stored, "bf16" if store == "bf16" else None), **kwargs)
+    plan.run("run")
+    rows = rng.integers(0, m, 4)
+    expected = x[rows].astype(np.float64) @ (weight if transposed else weight.T)
+    got = device.read(y)[rows]
+    error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+    elapsed = seconds(device, lambda: plan.run("run"))
+    return elapsed, error
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
+    parser.add_argument("--warmup", type=float, default=4.0)
+    parser.add_argument("--tiles", nargs="*", default=[None])
+    parser.add_argument("--kinds", nargs="*", default=["ternary", "ternary_t", "bf16", "bf16_t", "f32"])
+    args = parser.parse_args()
+    device = open_device(args.device)
+    kernels, rng = KernelCache(device), np.random.default_rng(0)
+    print(device.name, device.driver)
+    end = time.time() + args.warmup
+    while time.time() < end:
+        rates = peaks(device)
+    print({k: f"{v / 1e12:.1f} T" for k, v in rates.items()})
+    best = torch_peak(args.tokens, 4096, 4096)
+    print("torch f32", f"{best / 1e12:.1f} T" if best else "absent")
+    for name, (out, inner) in SHAPES[args.shape].items():
+        for kind in args.kinds:
+            for tile in args.tiles:
+                elapsed, error = case(device, kernels, kind, args.tokens, out, inner, rng, tile)
+                rate = 2.0 * args.tokens * out * inner / elapsed
+                peak = rates["dot_loop" if kind == "ternary" else "fma_loop"]
+                print(f"{name:8} {kind:10} {tile or 'auto':7} {elapsed * 1e3:8.3f} ms {rate / 1e12:7.2f} T/s "
+                      f"{rate / peak:5.0%} of loop  error {error:.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
