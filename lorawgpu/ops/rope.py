@@ -1,8 +1,9 @@
 """Rotary embedding of q and k, and the way of k and v into the cache. Equations and layout: shaders/rope.wgsl."""
+
 import numpy as np
 
 from ..gpu import padded
-from .checks import expect, fold_elements
+from .checks import WG, expect, fold
 
 
 def rope_table(inv_freq: np.ndarray, positions: int) -> np.ndarray:
@@ -21,15 +22,38 @@ def rope_forward(plan, q, kcache, vcache, qkv, position, slot, table, *, rows, n
     table [positions, HD] from `rope_table`, longer than any position. A slot outside the cache is not written.
     """
     params = _params(q, kcache, vcache, qkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off)
-    plan.record("rope", "forward", fold_elements(rows * (params["ldq"] + 2 * params["ldkv"]), 1), params=params,
-                position=position, slot=slot, table=table, qkv=qkv, q=q, kcache=kcache, vcache=vcache)
+    _record(
+        plan,
+        "forward",
+        params,
+        params["ldq"] + 2 * params["ldkv"],
+        table,
+        position=position,
+        slot=slot,
+        qkv=qkv,
+        q=q,
+        kcache=kcache,
+        vcache=vcache,
+    )
 
 
 def rope_backward(plan, dqkv, dq, dk, dv, position, slot, table, *, rows, n_heads, n_kv_heads, k_off, v_off):
     """dqkv [rows, ld] = dq [rows, NH*HD] and row slot[t] of dk turned back, and of dv [cache_rows, NKV*HD] as it is."""
     params = _params(dq, dk, dv, dqkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off)
-    plan.record("rope", "backward", fold_elements(rows * params["ld"], 1), params=params,
-                position=position, slot=slot, table=table, dq=dq, dk=dk, dv=dv, dqkv=dqkv)
+    _record(plan, "backward", params, params["ld"], table, position=position, slot=slot, dq=dq, dk=dk, dv=dv, dqkv=dqkv)
+
+
+def _record(plan, entry, params, columns, table, **tensors):
+    blocks = -(-columns // WG)
+    plan.record(
+        "rope",
+        entry,
+        fold(params["rows"] * blocks),
+        params=params | {"blocks": blocks},
+        overrides={"HALF": table.shape[1] // 2},
+        table=table,
+        **tensors,
+    )
 
 
 def _params(q, k, v, qkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off) -> dict:
@@ -44,7 +68,19 @@ def _params(q, k, v, qkv, position, slot, table, rows, n_heads, n_kv_heads, k_of
     expect("slot", slot, (rows,), "i32")
     expect("table", table, (1, head_dim))
     if head_dim % 2 or not Q <= k_off <= k_off + KV <= v_off <= v_off + KV <= ld:
-        raise ValueError(f"qkv ({qkv.label}): {ld} columns do not hold q [0, {Q}), k [{k_off}, +{KV}) and v [{v_off}, "
-                         f"+{KV}) of even heads ({head_dim}) one after another")
-    return {"rows": rows, "ld": ld, "Q": Q, "KV": KV, "half": head_dim // 2, "k_off": k_off, "v_off": v_off,
-            "ldq": padded(Q), "ldkv": padded(KV), "cache_rows": k.shape[0], "positions": table.shape[0]}
+        raise ValueError(
+            f"qkv ({qkv.label}): {ld} columns do not hold q [0, {Q}), k [{k_off}, +{KV}) and v [{v_off}, "
+            f"+{KV}) of even heads ({head_dim}) one after another"
+        )
+    return {
+        "rows": rows,
+        "ld": ld,
+        "Q": Q,
+        "KV": KV,
+        "k_off": k_off,
+        "v_off": v_off,
+        "ldq": padded(Q),
+        "ldkv": padded(KV),
+        "cache_rows": k.shape[0],
+        "positions": table.shape[0],
+    }

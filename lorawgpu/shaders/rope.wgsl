@@ -5,12 +5,13 @@
 // qkv, dqkv: (rows, ld), q in columns [0, Q), k in [k_off, k_off+KV), v in [v_off, v_off+KV). q, dq: (rows, ldq).
 // kcache, vcache, dk, dv: (cache_rows, ldkv), row slot[t] for token t; a slot outside writes nothing and reads as 0.
 // table: (positions, HD), cos of the HD/2 angles, then their sin. Q = NH*HD, KV = NKV*HD.
-// Grid: one thread a column: of (q | k | v) forward, of dqkv backward. Saved: position, slot.
+// Grid: `blocks` workgroups a row, one thread a column: of (q | k | v) forward, of dqkv backward. Saved: position, slot.
 
 override WG: u32 = 256u;
+override HALF: u32; // HD/2; a constant, because dividing by one is cheap
 
 struct Params {
-    rows: u32, ld: u32, Q: u32, KV: u32, half: u32, // half = HD/2
+    rows: u32, blocks: u32, ld: u32, Q: u32, KV: u32,
     k_off: u32, v_off: u32, ldq: u32, ldkv: u32, cache_rows: u32, positions: u32,
 }
 
@@ -33,13 +34,12 @@ struct Params {
 struct Turn { partner: u32, cos: f32, sin: f32 }
 
 fn turn(t: u32, c: u32, direction: f32) -> Turn {
-    let half = params.half;
-    let d = c % (2u * half);
-    let upper = d >= half;
-    let row = min(u32(position[t]), params.positions - 1u) * 2u * half;
-    let i = select(d, d - half, upper);
-    let sin = table[row + half + i] * direction;
-    return Turn(select(c + half, c - half, upper), table[row + i], select(-sin, sin, upper));
+    let d = c % (2u * HALF);
+    let upper = d >= HALF;
+    let row = min(u32(position[t]), params.positions - 1u) * 2u * HALF;
+    let i = select(d, d - HALF, upper);
+    let sin = table[row + HALF + i] * direction;
+    return Turn(select(c + HALF, c - HALF, upper), table[row + i], select(-sin, sin, upper));
 }
 
 fn roped(t: u32, c: u32, width: u32, first: u32) -> f32 { // column c of the heads from column `first` of qkv on
@@ -52,11 +52,10 @@ fn roped(t: u32, c: u32, width: u32, first: u32) -> f32 { // column c of the hea
 @compute @workgroup_size(WG)
 fn forward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
            @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(wid, groups) * WG + lane;
-    let columns = params.ldq + 2u * params.ldkv;
-    let t = i / columns;
-    if (t >= params.rows) { return; }
-    var c = i % columns;
+    let group = group_index(wid, groups);
+    let t = group / params.blocks;
+    var c = group % params.blocks * WG + lane;
+    if (t >= params.rows || c >= params.ldq + 2u * params.ldkv) { return; }
     if (c < params.ldq) {
         q[t * params.ldq + c] = roped(t, c, params.Q, 0u);
         return;
@@ -77,10 +76,10 @@ fn forward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) group
 @compute @workgroup_size(WG)
 fn backward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
             @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(wid, groups) * WG + lane;
-    let t = i / params.ld;
-    if (t >= params.rows) { return; }
-    let c = i % params.ld;
+    let group = group_index(wid, groups);
+    let t = group / params.blocks;
+    let c = group % params.blocks * WG + lane;
+    if (t >= params.rows || c >= params.ld) { return; }
     let k = c - params.k_off; // these wrap for columns before their part
     let v = c - params.v_off;
     let s = u32(slot[t]);
@@ -96,5 +95,5 @@ fn backward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) grou
     } else if (v < params.KV && cached) {
         d = dv[base + v];
     }
-    dqkv[i] = d;
+    dqkv[t * params.ld + c] = d;
 }

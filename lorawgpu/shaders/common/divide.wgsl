@@ -1,11 +1,25 @@
-// a / b rounded as IEEE does, where a GPU's own division may be a few units off: its result plus the exact remainder
-// over b. The halves have 12 bits, so that their products are exact and fusing them into the sums changes nothing.
-fn high_half(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
-
+// a / b of positive normal numbers, rounded as IEEE does. A GPU's own division may be a few units off, and drivers
+// rearrange float corrections until they correct nothing; so the remainder is an integer. It is small: 32 bits hold it.
 fn divide(a: f32, b: f32) -> f32 {
-    let q = a / b;
-    let qh = high_half(q);
-    let bh = high_half(b);
-    let remainder = a - qh * bh - qh * (b - bh) - (q - qh) * bh - (q - qh) * (b - bh);
-    return q + remainder / b;
+    let one = 1u << 23u;
+    let B = (bitcast<u32>(b) & (one - 1u)) | one;
+    var A = (bitcast<u32>(a) & (one - 1u)) | one;
+    var exponent = 127u + (bitcast<u32>(a) >> 23u) - (bitcast<u32>(b) >> 23u);
+    if (A < B) {
+        A <<= 1u;
+        exponent -= 1u;
+    }
+    var q = u32(f32(A) / f32(B) * f32(one)); // of A * 2^23 / B, in [2^23, 2^24), a few units off
+    var r = bitcast<i32>((A << 23u) - q * B); // wraps to the exact remainder
+    for (var k = 0u; k < 4u; k += 1u) {
+        if (r < 0) {
+            q -= 1u;
+            r += i32(B);
+        } else if (r >= i32(B)) {
+            q += 1u;
+            r -= i32(B);
+        }
+    }
+    q += select(0u, 1u, 2 * r > i32(B)); // a quotient of two such numbers is never a tie
+    return bitcast<f32>((exponent << 23u) + q - one);
 }
