@@ -166,16 +166,13 @@ def test_a_border_token_belongs_to_the_turn_whose_text_it_holds():
 
 
 def test_overlap_of_tokens_and_spans():
-    assert overlapping([(0, 0), (0, 2), (2, 4), (4, 5), (5, 5), (5, 6)], [(3, 5)]) == [
-        False,
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert overlapping([(0, 1), (0, 1), (1, 2)], [(0, 1)]) == [True, True, False]  # two bytes of one character
-    assert overlapping([(0, 9)], [(2, 3), (5, 6)]) == [True]
+    def owned(offsets, spans):
+        return overlapping(np.array(offsets), spans).astype(int).tolist()
+
+    assert owned([(0, 0), (0, 2), (2, 4), (4, 5), (5, 5), (5, 6)], [(3, 5)]) == [0, 0, 1, 1, 0, 0]
+    assert owned([(0, 1), (0, 1), (1, 2)], [(0, 1)]) == [1, 1, 0]  # two bytes of one character
+    assert owned([(0, 9)], [(2, 3), (5, 6)]) == [1]
+    assert owned([(0, 2), (2, 4)], [(1, 1), (2, 2)]) == [0, 0]  # an empty body owns nothing
 
 
 def test_bitnets_own_form():

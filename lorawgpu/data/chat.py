@@ -14,12 +14,12 @@ character of the header with the first of the content ("Assistant: Yes" -> ":" +
 """
 
 import json
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 import jinja2
 import jinja2.ext
+import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lorawgpu.data.templates import BUILT_IN
@@ -220,14 +220,13 @@ class EndMarks:
         return rest
 
 
-def overlapping(offsets: Iterable[Span], spans: list[Span]) -> list[bool]:
-    """For tokens at ascending character `offsets`: whether each holds a character of one of the ascending `spans`."""
-    out, index = [], 0
-    for start, end in offsets:
-        while index < len(spans) and spans[index][1] <= start:
-            index += 1
-        out.append(start < end and index < len(spans) and spans[index][0] < end)
-    return out
+def overlapping(offsets: np.ndarray, spans: list[Span]) -> np.ndarray:
+    """For tokens at character `offsets` [tokens, 2]: whether each holds a character of one of the `spans`."""
+    starts, ends = offsets.reshape(-1, 2).T
+    out = np.zeros(len(starts), bool)
+    for first, last in (span for span in spans if span[0] < span[1]):
+        out |= (starts < last) & (ends > first)
+    return out & (starts < ends)  # a token that stands for no character (BOS) belongs to nobody
 
 
 def _environment(now: datetime) -> ImmutableSandboxedEnvironment:

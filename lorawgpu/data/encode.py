@@ -52,7 +52,7 @@ class Encoder:
             raise UserError(f"data of type {kind} needs the model's tokenizer, and there is none")
         self.kind, self.settings, self.tokenizer, self.template = kind, settings, tokenizer, template
         self.vocab_size = vocab_size
-        self.special_ids = frozenset() if tokenizer is None else tokenizer.special_ids
+        self.special_ids = [] if tokenizer is None else sorted(tokenizer.special_ids)
         self.marks = None if template is None else EndMarks(template)
 
     def __call__(self, file: str, line: int, raw: Raw) -> Encoded:
@@ -66,37 +66,40 @@ class Encoder:
             ids, labels = self._text(example, place)
         else:
             ids, labels, endless = self._chat(example, place)
-        sample = Sample(np.array(ids, np.int32), np.array(labels, np.int32))
+        sample = Sample(ids, labels)
         if not sample.targets:
             raise bad_line(*place, _nothing_trained(example, len(ids), self.settings))
         return self._fit(sample, endless, place)
 
-    def _tokens(self, example: Tokens, place: Place) -> tuple[list[int], list[int]]:
+    def _tokens(self, example: Tokens, place: Place) -> tuple[np.ndarray, np.ndarray]:
         top = max([*example.input_ids, *example.labels], default=0)
         if self.vocab_size is not None and top >= self.vocab_size:
             raise bad_line(*place, f"token id {top} is outside the model's vocabulary of {self.vocab_size}")
-        return example.input_ids, example.labels
+        return np.array(example.input_ids, np.int32), np.array(example.labels, np.int32)
 
-    def _text(self, example: Text, place: Place) -> tuple[list[int], list[int]]:
+    def _text(self, example: Text, place: Place) -> tuple[np.ndarray, np.ndarray]:
         spans, text = [], ""
         for piece, trained in example.pieces:
             if trained or self.settings.train_on_inputs:
                 spans.append((len(text), len(text) + len(piece)))
             text += piece
         ids, offsets = self._encode(text, place, add_special=example.whole)
-        trained = overlapping(offsets, spans)
-        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
-        if example.whole and len(ids) > 1 and ids[0] == ids[1] == bos:  # the text spells out the BOS it would get
-            ids, trained = ids[1:], trained[1:]
-        if example.whole and ids[-1:] != [eos]:
-            if eos is None:
-                raise UserError(f"{self.tokenizer.source}: names no EOS token, so a text cannot be ended")
-            ids, trained = [*ids, eos], [*trained, True]
-        elif example.whole:
-            trained[-1] = True
-        return ids, _labels(ids, trained)
+        labels = np.where(overlapping(offsets, spans), ids, IGNORE).astype(np.int32)
+        return self._ended(ids, labels) if example.whole else (ids, labels)
 
-    def _chat(self, chat: Chat, place: Place) -> tuple[list[int], list[int], bool]:
+    def _ended(self, ids: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A document: one BOS where the text spells out the one it gets, and a trained EOS at the end, once."""
+        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        if eos is None:
+            raise UserError(f"{self.tokenizer.source}: names no EOS token, so a text cannot be ended")
+        if len(ids) > 1 and ids[0] == ids[1] == bos:
+            ids, labels = ids[1:], labels[1:]
+        if not len(ids) or ids[-1] != eos:
+            ids, labels = np.append(ids, np.int32(eos)), np.append(labels, np.int32(eos))
+        labels[-1] = eos
+        return ids, labels
+
+    def _chat(self, chat: Chat, place: Place) -> tuple[np.ndarray, np.ndarray, bool]:
         if self.template is None:
             raise UserError(
                 f"{place[0]}: the data are conversations and the model has no chat template; name one with "
@@ -111,21 +114,23 @@ class Encoder:
         try:
             text, found = bodies(self.template, chat.messages, chat.tools, wanted)
             ids, offsets = self._encode(text, place)
-            special = {start: end for (start, end), i in zip(offsets, ids, strict=True) if i in self.special_ids}
+            special = dict(offsets[np.isin(ids, self.special_ids)].tolist())
             ends = [self.marks.after(chat.messages, chat.tools, i, body, text, special)
                     for i, body in zip(wanted, found, strict=True)]  # fmt: skip
         except TemplateFailed as error:
             raise bad_line(*place, str(error)) from None
-        inside = overlapping(offsets, sorted((body[0], end) for body, end in zip(found, ends, strict=True)))
-        trained = [not i for i in inside] if everything else inside
+        inside = overlapping(offsets, [(body[0], end) for body, end in zip(found, ends, strict=True)])
+        labels = np.where(inside ^ everything, ids, IGNORE).astype(np.int32)
         endless = not everything and bool(wanted) and ends[-1] == found[-1][1]
-        return ids, _labels(ids, trained), endless
+        return ids, labels, endless
 
-    def _encode(self, text: str, place: Place, add_special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+    def _encode(self, text: str, place: Place, add_special: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Ids int32 [tokens] and the characters each covers, int [tokens, 2]."""
         try:
-            return self.tokenizer.encode_with_offsets(text, add_special=add_special)
+            ids, offsets = self.tokenizer.encode_with_offsets(text, add_special=add_special)
         except UserError as error:
             raise bad_line(*place, str(error)) from None
+        return np.array(ids, np.int32), np.array(offsets, np.int64).reshape(-1, 2)
 
     def _fit(self, sample: Sample, endless: bool, place: Place) -> Encoded:
         limit, strategy = self.settings.sequence_len, self.settings.excess_length_strategy
@@ -140,10 +145,6 @@ class Encoder:
         if strategy == "drop" or not cut.targets:  # cut so that nothing trained is left: as good as dropped
             return Encoded(None)
         return Encoded(cut, truncated=True, endless=endless)
-
-
-def _labels(ids: list[int], trained: list[bool]) -> list[int]:
-    return [i if t else IGNORE for i, t in zip(ids, trained, strict=True)]
 
 
 def _nothing_trained(example: Example, tokens: int, settings: EncodeSettings) -> str:
