@@ -1,7 +1,8 @@
 """A model and its adapter on one device: plans recorded once per token capacity, then replayed.
 
-    begin; per micro-batch: write step data, forward, heads, backward; update
+begin; per micro-batch: write step data, forward, heads, backward; update
 """
+
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +17,9 @@ from .model.context import AdapterBuffers, Context, StepData, Watch
 from .model.layers import Model
 from .model.saved import Saved
 from .model.transformer import embed, infer_forward, transformer_forward
+from .ops.cross_entropy import loss_value
 from .ops.rope import rope_table
 from .ops.step import pack_step, step_buffer
-from .ops.cross_entropy import loss_value
 from .ops.window import State, begin_window, end_window, state_buffer, unpack_state
 from .optim.adamw import AdamW
 from .reference.dropout import dropout_step_key
@@ -55,8 +56,16 @@ class Recorded:
 class Engine:
     """Computes losses, gradients and optimizer steps. `adapter` is None for a bare base model."""
 
-    def __init__(self, device, model: Model, options: Options, layout: AdapterLayout | None = None,
-                 tensors: dict | None = None, optimizer: AdamW | None = None, kernels: KernelCache | None = None):
+    def __init__(
+        self,
+        device,
+        model: Model,
+        options: Options,
+        layout: AdapterLayout | None = None,
+        tensors: dict | None = None,
+        optimizer: AdamW | None = None,
+        kernels: KernelCache | None = None,
+    ):
         self.device, self.model, self.options, self.optimizer = device, model, options, optimizer
         self.kernels = kernels or KernelCache(device)
         self.work, self.watch = Workspace(device), Watch()
@@ -84,8 +93,20 @@ class Engine:
     # Recording
 
     def _context(self, plan, rows, training) -> Context:
-        return Context(plan, self.work, self.model, rows, self.batch.rows(rows), self.rope, self.state, self.step,
-                       self.watch, self.adapter, self.options.dropout if training else 0.0, self.options.attention)
+        return Context(
+            plan,
+            self.work,
+            self.model,
+            rows,
+            self.batch.rows(rows),
+            self.rope,
+            self.state,
+            self.step,
+            self.watch,
+            self.adapter,
+            self.options.dropout if training else 0.0,
+            self.options.attention,
+        )
 
     def plan(self, kind: str, rows: int) -> Recorded:
         """The plan of `kind` ("train", "eval" or "logits") for `rows` rows, recorded on first use.
@@ -148,8 +169,9 @@ class Engine:
                 plan.clear(self.adapter.grads)
         with plan.section("update"):
             if self.optimizer:
-                self.optimizer.record(plan, self.adapter, self.state, self.step, self.norm,
-                                      record_id=self.watch.id("gradient norm"))
+                self.optimizer.record(
+                    plan, self.adapter, self.state, self.step, self.norm, record_id=self.watch.id("gradient norm")
+                )
             end_window(plan, self.state)
         return plan
 

@@ -5,6 +5,7 @@
 Ceilings: fused multiply-adds and dot4I8Packed in a loop that touches no memory; torch's float32 product where torch
 and CUDA are there. Each product is checked on a few rows against float64 before it is timed.
 """
+
 import argparse
 import time
 
@@ -71,8 +72,10 @@ def peaks(device):
     out = device.tensor((groups * 256, 4))
     for entry, operations in (("fma_loop", 1024 * 8 * 4 * 2), ("dot_loop", 1024 * 8 * 8)):
         pipeline = device.wgpu.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": entry})
-        group = device.wgpu.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=[
-            {"binding": 0, "resource": {"buffer": out.buffer, "offset": 0, "size": out.nbytes}}])
+        group = device.wgpu.create_bind_group(
+            layout=pipeline.get_bind_group_layout(0),
+            entries=[{"binding": 0, "resource": {"buffer": out.buffer, "offset": 0, "size": out.nbytes}}],
+        )
 
         def run(pipeline=pipeline, group=group):
             encoder = device.wgpu.create_command_encoder()
@@ -121,8 +124,15 @@ def case(device, kernels, kind, m, out, inner, rng, tile=None):
     if store == "bf16":
         weight = (stored.astype(np.uint32) << 16).view(np.float32)
     y = device.tensor((m, columns), label="y")
-    kwargs = {"m": m, "n": columns, "k": terms, "store": store, "tile": tile, "b_layout": "kn" if transposed else "nk",
-              "ldb": inner // 4 if store == "ternary" else inner}
+    kwargs = {
+        "m": m,
+        "n": columns,
+        "k": terms,
+        "store": store,
+        "tile": tile,
+        "b_layout": "kn" if transposed else "nk",
+        "ldb": inner // 4 if store == "ternary" else inner,
+    }
     if store == "ternary" and not transposed:
         xq = rng.integers(-127, 128, (m, inner)).astype(np.int8)
         x = xq.astype(np.float32)
@@ -169,8 +179,11 @@ def main():
                 elapsed, error = case(device, kernels, kind, args.tokens, out, inner, rng, tile)
                 rate = 2.0 * args.tokens * out * inner / elapsed
                 peak = rates["dot_loop" if kind == "ternary" else "fma_loop"]
-                print(f"{name:8} {kind:10} {tile or 'auto':7} {elapsed * 1e3:8.3f} ms {rate / 1e12:7.2f} T/s "
-                      f"{rate / peak:5.0%} of loop  error {error:.1e}", flush=True)
+                print(
+                    f"{name:8} {kind:10} {tile or 'auto':7} {elapsed * 1e3:8.3f} ms {rate / 1e12:7.2f} T/s "
+                    f"{rate / peak:5.0%} of loop  error {error:.1e}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """The tiled product in every layout, store and tile, against float64."""
+
 import numpy as np
 import pytest
 from gradcheck import relative_error
@@ -27,11 +28,21 @@ def test_layouts(plan, tile, a_layout, b_layout):
     m, n, k = 131, 208, 84
     lab = Lab(plan)
     a, b = normal(m, k), normal(n, k)
-    stored_a = pad(a.T)[:, :padded(m)] if a_layout == "col" else a
+    stored_a = pad(a.T)[:, : padded(m)] if a_layout == "col" else a
     out = lab.output(m, n)
     with lab.section:
-        matmul(plan, out.tensor, lab.input(stored_a), lab.input(b if b_layout == "nk" else b.T), m=m, n=n, k=k,
-               a_layout=a_layout, b_layout=b_layout, tile=tile)
+        matmul(
+            plan,
+            out.tensor,
+            lab.input(stored_a),
+            lab.input(b if b_layout == "nk" else b.T),
+            m=m,
+            n=n,
+            k=k,
+            a_layout=a_layout,
+            b_layout=b_layout,
+            tile=tile,
+        )
     lab.run()
     assert relative_error(out.value, a.astype(np.float64) @ b.T) < FLOAT32
 
@@ -43,15 +54,29 @@ def test_stores_are_read_exactly(plan, store, b_layout):
     lab, w = Lab(plan), normal(n, k)
     codes = np.random.default_rng(3).integers(0, 3, (n, k)).astype(np.uint8)
     stored, value, ldb = {
-        "f32": (w, w, k), "bf16": (bf16(w), widen_bf16(bf16(w)), k), "f16": (w.astype(np.float16), w.astype(np.float16), k),
-        "ternary": (pack_blocks(codes), codes.astype(np.int8) - 1, k // 4)}[store]
+        "f32": (w, w, k),
+        "bf16": (bf16(w), widen_bf16(bf16(w)), k),
+        "f16": (w.astype(np.float16), w.astype(np.float16), k),
+        "ternary": (pack_blocks(codes), codes.astype(np.int8) - 1, k // 4),
+    }[store]
     segments = Segments((16, 32, n), (0.5, 2.0, 3.0)) if store == "ternary" else None
     value = value.astype(np.float64) * (np.repeat([0.5, 2.0, 3.0], 16)[:, None] if segments else 1)
     terms, columns = (k, n) if b_layout == "nk" else (n, k)
     a, out = normal(m, terms), lab.output(m, columns)
     with lab.section:
-        matmul(plan, out.tensor, lab.input(a), lab.input(stored, {"bf16": "bf16"}.get(store)), m=m, n=columns, k=terms,
-               store=store, b_layout=b_layout, ldb=ldb, segments=segments)
+        matmul(
+            plan,
+            out.tensor,
+            lab.input(a),
+            lab.input(stored, {"bf16": "bf16"}.get(store)),
+            m=m,
+            n=columns,
+            k=terms,
+            store=store,
+            b_layout=b_layout,
+            ldb=ldb,
+            segments=segments,
+        )
     lab.run()
     assert relative_error(out.value, a.astype(np.float64) @ (value.T if b_layout == "nk" else value)) < FLOAT32
 
@@ -67,8 +92,21 @@ def test_int8_product_is_an_integer_product(plan, tile, k):
     qscale = np.stack([1 / s, xq.sum(1, dtype=np.int32).view(np.float32)], 1).astype(np.float32)
     out = lab.output(m, n)
     with lab.section:
-        matmul(plan, out.tensor, lab.input(xq.view(np.uint32)), lab.input(pack_blocks(codes)), m=m, n=n, k=k, lda=k // 4,
-               store="ternary", ldb=k // 4, qscale=lab.input(qscale), segments=Segments((n,), (1.0,)), tile=tile)
+        matmul(
+            plan,
+            out.tensor,
+            lab.input(xq.view(np.uint32)),
+            lab.input(pack_blocks(codes)),
+            m=m,
+            n=n,
+            k=k,
+            lda=k // 4,
+            store="ternary",
+            ldb=k // 4,
+            qscale=lab.input(qscale),
+            segments=Segments((n,), (1.0,)),
+            tile=tile,
+        )
     lab.run()
     assert np.array_equal(out.value, product.astype(np.float32) * qscale[:, :1])
 
@@ -80,14 +118,24 @@ def test_epilogue_adds_lora_segments_residual_and_itself(plan, int8):
     x, h, residual = normal(m, k), normal(m, 24, seed=1), normal(m, n, seed=2)
     factors = [normal(80, 4, seed=3), normal(48, 20, seed=4)]
     codes = np.random.default_rng(0).integers(0, 3, (n, k)).astype(np.uint8)
-    lora = LowRank("nk", lab.input(h), lab.input(np.concatenate([f.ravel() for f in factors])), ranks, (0, 0, 4), (0, 0, 320))
+    lora = LowRank(
+        "nk", lab.input(h), lab.input(np.concatenate([f.ravel() for f in factors])), ranks, (0, 0, 4), (0, 0, 320)
+    )
     expected = residual.astype(np.float64)
     expected[:, :80] += h[:, :4] @ factors[0].T.astype(np.float64)
     expected[:, 96:] += h[:, 4:] @ factors[1].T.astype(np.float64)
     scales = np.repeat([2.0, 3.0, 0.25], [80, 16, 48])
     out = lab.output(m, n, initial=normal(m, n, seed=5))
-    kwargs = {"m": m, "n": n, "k": k, "lora": lora, "residual": lab.input(residual), "store": "ternary", "ldb": k // 4,
-              "segments": Segments(ends, (2.0, 3.0, 0.25))}
+    kwargs = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "lora": lora,
+        "residual": lab.input(residual),
+        "store": "ternary",
+        "ldb": k // 4,
+        "segments": Segments(ends, (2.0, 3.0, 0.25)),
+    }
     if int8:
         xq, s = quantize_forward(x)
         qscale = np.stack([1 / s, xq.sum(1, dtype=np.int32).view(np.float32)], 1).astype(np.float32)
@@ -107,8 +155,17 @@ def test_backward_epilogue(plan):
     lab, dy, w, dh, factor = Lab(plan), normal(m, k), normal(k, n), normal(m, rank), normal(rank, n)
     out = lab.output(m, n)
     with lab.section:
-        matmul(plan, out.tensor, lab.input(dy), lab.input(w), m=m, n=n, k=k, b_layout="kn",
-               lora=LowRank("kn", lab.input(dh), lab.input(factor), (rank,), (0,), (0,)))
+        matmul(
+            plan,
+            out.tensor,
+            lab.input(dy),
+            lab.input(w),
+            m=m,
+            n=n,
+            k=k,
+            b_layout="kn",
+            lora=LowRank("kn", lab.input(dh), lab.input(factor), (rank,), (0,), (0,)),
+        )
     lab.run()
     assert relative_error(out.value, dy.astype(np.float64) @ w + dh.astype(np.float64) @ factor) < FLOAT32
 
@@ -118,8 +175,21 @@ def test_splits_offsets_and_alpha(plan):
     lab, a, b = Lab(plan), normal(k, 48), normal(k, 64)
     parts, out = lab.output(splits, m, n), lab.output(m, 64, initial=normal(m, 64))
     with lab.section:
-        matmul(plan, parts.tensor.view(0, (splits, m, n)), lab.input(a), lab.input(b), m=m, n=n, k=k, a_layout="col", b_layout="kn",
-               a_off=16, b_off=8, alpha=0.5, splits=splits)
+        matmul(
+            plan,
+            parts.tensor.view(0, (splits, m, n)),
+            lab.input(a),
+            lab.input(b),
+            m=m,
+            n=n,
+            k=k,
+            a_layout="col",
+            b_layout="kn",
+            a_off=16,
+            b_off=8,
+            alpha=0.5,
+            splits=splits,
+        )
         sum_splits(plan, out.tensor, parts.tensor.view(0, (splits, m, n)), accumulate=True, o_off=16)
     lab.run()
     expected = normal(m, 64).astype(np.float64)
@@ -144,4 +214,13 @@ def test_bad_shapes_are_named(plan):
     with pytest.raises(ValueError, match="multiples of 4"), lab.section:
         matmul(plan, lab.output(4, 16).tensor, lab.input(normal(4, 6)), lab.input(normal(16, 6)), m=4, n=16, k=6)
     with pytest.raises(ValueError, match="3 splits"), lab.section:
-        matmul(plan, lab.output(4, 16).tensor, lab.input(normal(4, 16)), lab.input(normal(16, 16)), m=4, n=16, k=16, splits=3)
+        matmul(
+            plan,
+            lab.output(4, 16).tensor,
+            lab.input(normal(4, 16)),
+            lab.input(normal(16, 16)),
+            m=4,
+            n=16,
+            k=16,
+            splits=3,
+        )

@@ -1,4 +1,5 @@
 """Gradient of the attention half block; mirrors model/attention.py from its last line to its first."""
+
 from ..ops.attention import attention_backward
 from ..ops.rmsnorm import rmsnorm_backward
 from ..ops.rope import rope_backward
@@ -30,17 +31,56 @@ def qkv_backward(c, layer, dx, da, s, *, below: bool):
     heads = {"heads": cfg.num_attention_heads, "kv_heads": cfg.num_key_value_heads, "head_dim": cfg.head_dim}
     dq, dk, dv = c.take(w.q, "dq"), c.take(w.kv, "dk"), c.take(w.kv, "dv")
     b = c.batch
-    attention_backward(c.plan, dq, dk, dv, da, s.a, s.lse, s.q, s.k, s.v, b.slot, b.kv_start, b.segment_end,
-                       workspace=c.work, scale=cfg.attention_scale, impl=c.attention, **heads)
+    attention_backward(
+        c.plan,
+        dq,
+        dk,
+        dv,
+        da,
+        s.a,
+        s.lse,
+        s.q,
+        s.k,
+        s.v,
+        b.slot,
+        b.kv_start,
+        b.segment_end,
+        workspace=c.work,
+        scale=cfg.attention_scale,
+        impl=c.attention,
+        **heads,
+    )
     dqkv = c.take(w.qkv, "dqkv")
-    rope_backward(c.plan, dqkv, dq, dk, dv, b.position, b.slot, c.rope, rows=c.rows, n_heads=cfg.num_attention_heads,
-                  n_kv_heads=cfg.num_key_value_heads, k_off=w.k_off, v_off=w.v_off)
+    rope_backward(
+        c.plan,
+        dqkv,
+        dq,
+        dk,
+        dv,
+        b.position,
+        b.slot,
+        c.rope,
+        rows=c.rows,
+        n_heads=cfg.num_attention_heads,
+        n_kv_heads=cfg.num_key_value_heads,
+        k_off=w.k_off,
+        v_off=w.v_off,
+    )
     c.work.give(da, dq, dk, dv)
     dn = c.take(w.hidden, "dnorm") if below else None
-    project_backward(c, dn, dqkv, lambda: renorm(c, s.x, layer.input_layernorm, s.rstd_in, cfg.hidden_size, "norm x"),
-                     layer.qkv, c.group(layer, "qkv"), s.h.get("qkv"), width=cfg.hidden_size)
+    project_backward(
+        c,
+        dn,
+        dqkv,
+        lambda: renorm(c, s.x, layer.input_layernorm, s.rstd_in, cfg.hidden_size, "norm x"),
+        layer.qkv,
+        c.group(layer, "qkv"),
+        s.h.get("qkv"),
+        width=cfg.hidden_size,
+    )
     c.work.give(dqkv)
     if below:
-        rmsnorm_backward(c.plan, dx, dn, s.x, layer.input_layernorm, s.rstd_in, rows=c.rows, width=cfg.hidden_size,
-                         accumulate=True)
+        rmsnorm_backward(
+            c.plan, dx, dn, s.x, layer.input_layernorm, s.rstd_in, rows=c.rows, width=cfg.hidden_size, accumulate=True
+        )
         c.work.give(dn)

@@ -1,4 +1,5 @@
 """Gradient of one decoder block: model/block.py in reverse."""
+
 from ..model.adapter_layout import GROUPS
 from .attention import o_backward, qkv_backward
 from .mlp import down_backward, gate_up_backward

@@ -1,7 +1,8 @@
 """The head and the loss, on target rows alone and chunk by chunk: full logits never exist.
 
-    logits = rmsnorm(x[rows], norm) @ head^T;  loss = sum of cross-entropies;  dx[rows] = the gradient, other rows 0
+logits = rmsnorm(x[rows], norm) @ head^T;  loss = sum of cross-entropies;  dx[rows] = the gradient, other rows 0
 """
+
 from dataclasses import dataclass
 
 from ..gpu.tensor import Tensor, padded
@@ -31,9 +32,14 @@ class Head:
         hidden, vocab = c.widths.hidden, c.model.head.rows
         fits = min(LOGITS_BUDGET, max_binding) // (4 * vocab) // CHUNK_ALIGN * CHUNK_ALIGN
         chunk = max(CHUNK_ALIGN, min(fits, padded(c.rows, CHUNK_ALIGN)))
-        return Head(chunk, c.work.take((chunk, hidden), label="head x"), c.work.take((chunk, hidden), label="head n"),
-                    c.work.take((chunk,), label="head rstd"), c.work.take((chunk, vocab), label="logits"),
-                    c.work.take(c.batch.target_ids.shape, label="losses"))
+        return Head(
+            chunk,
+            c.work.take((chunk, hidden), label="head x"),
+            c.work.take((chunk, hidden), label="head n"),
+            c.work.take((chunk,), label="head rstd"),
+            c.work.take((chunk, vocab), label="logits"),
+            c.work.take(c.batch.target_ids.shape, label="losses"),
+        )
 
 
 def head_forward(c, head, x, start):
@@ -49,8 +55,17 @@ def chunk_loss(c, head, x, dx, loss, start):
     shape = {"rows": head.chunk, "width": c.config.hidden_size}
     head_forward(c, head, x, start)
     cross_entropy = cross_entropy_forward_backward if dx else cross_entropy_forward
-    cross_entropy(c.plan, head.losses, head.logits, c.batch.target_ids, c.state, start=start, rows=head.chunk,
-                  vocab=c.config.vocab_size, record_id=c.watch.id("loss"))
+    cross_entropy(
+        c.plan,
+        head.losses,
+        head.logits,
+        c.batch.target_ids,
+        c.state,
+        start=start,
+        rows=head.chunk,
+        vocab=c.config.vocab_size,
+        record_id=c.watch.id("loss"),
+    )
     loss_sum(c.plan, loss, head.losses, start=start, rows=head.chunk)
     if dx:
         linear_backward(c.plan, head.n, head.logits, c.model.head, rows=head.chunk)

@@ -1,4 +1,5 @@
 """Gradient of the feed-forward half block; mirrors model/mlp.py from its last line to its first."""
+
 from ..model.mlp import gate
 from ..ops.gate import gate_backward
 from ..ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
@@ -14,28 +15,24 @@ def renorm(c, x, weight, rstd, width, label):
 
 def down_backward(c, layer, dx, s, *, below: bool):
     """From dx [rows, C] (the gradient of x2) to dgu, which is returned; None when nothing below needs it."""
-    width = c.config.intermediate_size
-    group = c.group(layer, "down")
-    m = gate(c, layer, s) if layer.ffn_sub_norm or group else None
-
-    def source():
-        if layer.ffn_sub_norm is None:
-            return m, ()
-        return renorm(c, m, layer.ffn_sub_norm, s.rstd_m, width, "norm m")
-
+    width, group, norm = c.config.intermediate_size, c.group(layer, "down"), layer.ffn_sub_norm
+    m = gate(c, layer, s) if norm or group else None
+    rstd = c.work.take((c.rows,), label="rstd_m") if norm else None
+    n, scratch = renorm(c, m, norm, rstd, width, "norm m") if norm else (m, ())
     dm = c.take(c.widths.mlp, "dm") if below else None
-    project_backward(c, dm, dx, source, layer.down, group, s.h.get("down"), width=width)
+    project_backward(c, dm, dx, lambda: (n, scratch), layer.down, group, s.h.get("down"), width=width)
+    if scratch and not group:
+        c.work.give(*scratch)
     dgu = None
     if below:
-        if layer.ffn_sub_norm:
+        if norm:
             dn, dm = dm, c.take(c.widths.mlp, "dm")
-            rmsnorm_backward(c.plan, dm, dn, m, layer.ffn_sub_norm, s.rstd_m, rows=c.rows, width=width, accumulate=False)
+            rmsnorm_backward(c.plan, dm, dn, m, norm, rstd, rows=c.rows, width=width, accumulate=False)
             c.work.give(dn)
         dgu = c.take(2 * c.widths.mlp, "dgate_up")
         gate_backward(c.plan, dgu, dm, s.gu, rows=c.rows, width=width, act=c.config.act)
         c.work.give(dm)
-    if m:
-        c.work.give(m)
+    c.work.give(*(t for t in (m, rstd) if t))
     return dgu
 
 
@@ -43,10 +40,19 @@ def gate_up_backward(c, layer, dx, dgu, s, *, below: bool):
     """dx += the gradient that reaches x1 through the feed-forward; frees dgu."""
     width = c.config.hidden_size
     dn = c.take(c.widths.hidden, "dnorm") if below else None
-    project_backward(c, dn, dgu, lambda: renorm(c, s.x1, layer.post_attention_layernorm, s.rstd_post, width, "norm x1"),
-                     layer.gate_up, c.group(layer, "gate_up"), s.h.get("gate_up"), width=width)
+    project_backward(
+        c,
+        dn,
+        dgu,
+        lambda: renorm(c, s.x1, layer.post_attention_layernorm, s.rstd_post, width, "norm x1"),
+        layer.gate_up,
+        c.group(layer, "gate_up"),
+        s.h.get("gate_up"),
+        width=width,
+    )
     c.work.give(dgu)
     if below:
-        rmsnorm_backward(c.plan, dx, dn, s.x1, layer.post_attention_layernorm, s.rstd_post, rows=c.rows, width=width,
-                         accumulate=True)
+        rmsnorm_backward(
+            c.plan, dx, dn, s.x1, layer.post_attention_layernorm, s.rstd_post, rows=c.rows, width=width, accumulate=True
+        )
         c.work.give(dn)

@@ -1,4 +1,5 @@
 """The backward walk: blocks from the last to the one with the lowest adapter."""
+
 from ..model.block import block_recompute
 from .block import block_backward
 

@@ -1,4 +1,5 @@
 """The GPU layer: devices, tensors, kernels and replayed plans. Nothing here knows what a model is."""
+
 from .device import Device, open_device
 from .kernel import KernelCache
 from .plan import Plan

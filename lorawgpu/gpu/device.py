@@ -1,4 +1,5 @@
 """Choose an adapter, ask it for exactly what the kernels use, and hand out buffers that are counted."""
+
 import os
 from dataclasses import dataclass, field
 
@@ -8,7 +9,8 @@ import wgpu
 from ..errors import DeviceError, UserError
 from .tensor import DTYPES, Tensor
 
-# WebGPU's guaranteed limits: every kernel is planned within these (wgpu-py would silently ask for the adapter's maximum).
+# WebGPU's guaranteed limits: every kernel is planned within these. All are named, because wgpu-py would ask for the
+# adapter's maximum of any that is not.
 DEFAULT_LIMITS = {
     "max-bind-groups": 4,
     "max-compute-invocations-per-workgroup": 256,
@@ -46,13 +48,19 @@ def list_adapters() -> list:
 
 def choose_adapter(choice: str, adapters: list):
     """(adapter, reason) for `auto|cpu|gpu|INDEX|NAME`. UserError when nothing fits."""
-    names = [f"{i}: {a.info['device']} ({a.info['adapter_type']}, {a.info['backend_type']})" for i, a in enumerate(adapters)]
+    names = [
+        f"{i}: {a.info['device']} ({a.info['adapter_type']}, {a.info['backend_type']})" for i, a in enumerate(adapters)
+    ]
     listing = "\n  ".join(names) or "none"
     is_cpu = [a.info["adapter_type"] == "CPU" for a in adapters]
     if not adapters:
         raise UserError(f"no GPU adapter found: {INSTALL_HINT}")
     if choice == "auto":
-        note = "no GPU was found, this is the CPU: expect it to be slow" if is_cpu[0] else "the best of " + str(len(adapters))
+        note = (
+            "no GPU was found, this is the CPU: expect it to be slow"
+            if is_cpu[0]
+            else "the best of " + str(len(adapters))
+        )
         return adapters[0], f"device auto: {note}"
     if choice in ("cpu", "gpu"):
         for adapter, cpu in zip(adapters, is_cpu, strict=True):
@@ -80,7 +88,8 @@ class Memory:
     def add(self, kind: str, nbytes: int, label: str):
         if self.budget is not None and self.total + nbytes > self.budget:
             raise DeviceError(
-                f"out of GPU memory: {label} needs {nbytes:,} bytes, {self.total:,} of {self.budget:,} are in use")
+                f"out of GPU memory: {label} needs {nbytes:,} bytes, {self.total:,} of {self.budget:,} are in use"
+            )
         self.held[kind] = self.held.get(kind, 0) + nbytes
         self.peak = max(self.peak, self.total)
 
@@ -125,8 +134,10 @@ class Device:
         """A zeroed buffer. DeviceError when the budget or the card is exhausted, naming `label`."""
         nbytes = max(nbytes, 16)
         if nbytes > self.limits["max-buffer-size"]:
-            raise DeviceError(f"{label} needs a buffer of {nbytes:,} bytes; {self.name} allows "
-                              f"{self.limits['max-buffer-size']:,}: lower sequence_len or micro_batch_size")
+            raise DeviceError(
+                f"{label} needs a buffer of {nbytes:,} bytes; {self.name} allows "
+                f"{self.limits['max-buffer-size']:,}: lower sequence_len or micro_batch_size"
+            )
         self.memory.add(kind, nbytes, label)
         try:
             return self.wgpu.create_buffer(label=label, size=nbytes, usage=usage)
@@ -150,7 +161,9 @@ class Device:
         array = np.ascontiguousarray(array)
         want = np.dtype(DTYPES[tensor.dtype])
         if array.dtype.itemsize != want.itemsize or array.size != tensor.size:
-            raise ValueError(f"{tensor.label}: cannot write {array.dtype}{array.shape} into {tensor.dtype}{tensor.shape}")
+            raise ValueError(
+                f"{tensor.label}: cannot write {array.dtype}{array.shape} into {tensor.dtype}{tensor.shape}"
+            )
         data = array.reshape(-1).view(np.uint8)
         if data.size % 4:
             data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])

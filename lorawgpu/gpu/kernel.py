@@ -3,6 +3,7 @@
 A kernel is a file `shaders/<stem>.wgsl`, or `<stem>.wgsl.j2` for the few register-tiled ones that are unrolled by a
 template. `// uses: common/<name>.wgsl` appends a shared snippet after the main file, so its line numbers stay true.
 """
+
 import re
 import struct
 from dataclasses import dataclass
@@ -93,10 +94,20 @@ class KernelCache:
             raise ValueError(f"{label} has no override {sorted(unknown)}")
         try:
             pipeline = self.device.wgpu.create_compute_pipeline(
-                label=label, layout="auto",
-                compute={"module": module, "entry_point": entry, "constants": {k: float(v) for k, v in overrides.items()}})
+                label=label,
+                layout="auto",
+                compute={
+                    "module": module,
+                    "entry_point": entry,
+                    "constants": {k: float(v) for k, v in overrides.items()},
+                },
+            )
         except Exception as e:
             raise DeviceError(f"shader {label} {overrides}: {e}") from e
         fields = _PARAMS.search(code)
-        return Kernel(label, pipeline, {name: int(i) for i, _, name in _BINDING.findall(code)},
-                      tuple(_FIELD.findall(re.sub(r"//.*", "", fields[1]))) if fields else ())
+        return Kernel(
+            label,
+            pipeline,
+            {name: int(i) for i, _, name in _BINDING.findall(code)},
+            tuple(_FIELD.findall(re.sub(r"//.*", "", fields[1]))) if fields else (),
+        )

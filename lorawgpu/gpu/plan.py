@@ -2,6 +2,7 @@
 
 Nothing is created while it runs: pipelines, bind groups and the uniforms of each record are baked when it is recorded.
 """
+
 from dataclasses import dataclass
 
 import wgpu
@@ -78,8 +79,10 @@ class Plan:
             raise ValueError(f"{label}: no buffer named {sorted(unknown)}; the shader has {sorted(kernel.bindings)}")
         try:
             group = self.device.wgpu.create_bind_group(
-                label=label, layout=kernel.pipeline.get_bind_group_layout(0),
-                entries=[{"binding": kernel.bindings[n], "resource": r} for n, r in resources.items()])
+                label=label,
+                layout=kernel.pipeline.get_bind_group_layout(0),
+                entries=[{"binding": kernel.bindings[n], "resource": r} for n, r in resources.items()],
+            )
         except Exception as e:
             raise ValueError(f"{label}: bound {sorted(resources)}: {e}") from e
         nbytes = sum(t.nbytes for t in tensors.values())

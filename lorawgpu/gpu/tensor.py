@@ -1,4 +1,5 @@
 """A typed, shaped window onto a GPU buffer."""
+
 from dataclasses import dataclass
 from math import prod
 

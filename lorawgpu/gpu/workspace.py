@@ -1,4 +1,5 @@
 """Scratch and activation buffers reused by lifetime while plans are recorded."""
+
 from math import prod
 
 import numpy as np

@@ -4,6 +4,7 @@ The linears of a layer form four groups, one for each input they share: qkv, o, 
 one after another, so one product serves them all; then its B matrices. Ranks are padded to 4 and widths to 16, which
 makes every tensor a multiple of 256 bytes, and the padding stays zero: its gradient is zero.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,9 @@ class GroupLayout:
     def span(self, flat: Tensor) -> Tensor:
         """The group's stretch of a flat buffer."""
         first, last = self.paths[0].a, self.paths[-1].b
-        return flat.view(first.start, (last.start + last.stored[0] * last.stored[1] - first.start,), f"adapter {self.group}")
+        return flat.view(
+            first.start, (last.start + last.stored[0] * last.stored[1] - first.start,), f"adapter {self.group}"
+        )
 
     def a_all(self, flat: Tensor) -> Tensor:
         """All A of the group as one matrix [rank, in]."""
@@ -97,7 +100,9 @@ class AdapterLayout:
         b = {m: self._slot(names[1], (widths[i], ranks[m])) for i, m, names in present}
         paths, h = [], 0
         for i, m, _ in present:
-            paths.append(Path(i, m.rsplit(".", 1)[1], sum(widths[:i]), widths[i], ranks[m], h, self.lora.scale(m), a[m], b[m]))
+            paths.append(
+                Path(i, m.rsplit(".", 1)[1], sum(widths[:i]), widths[i], ranks[m], h, self.lora.scale(m), a[m], b[m])
+            )
             h += ranks[m]
         return GroupLayout(layer, group, tuple(paths), tuple(np.cumsum(widths).tolist())) if paths else None
 
@@ -109,7 +114,9 @@ class AdapterLayout:
         """PEFT tensors -> the flat buffer, float32 [size]. ValueError when names or shapes differ from the layout."""
         flat = np.zeros(self.size, np.float32)
         if tensors.keys() != self.slots.keys():
-            raise ValueError(f"adapter tensors differ from the layout: {sorted(tensors.keys() ^ self.slots.keys())[:3]}")
+            raise ValueError(
+                f"adapter tensors differ from the layout: {sorted(tensors.keys() ^ self.slots.keys())[:3]}"
+            )
         for name, slot in self.slots.items():
             if tensors[name].shape != slot.shape:
                 raise ValueError(f"{name}: got {tensors[name].shape}, wanted {slot.shape}")

@@ -1,4 +1,5 @@
 """One decoder block, as the equations of the model read: attention, then feed-forward, each added to the stream."""
+
 from .attention import attention_block_forward
 from .mlp import down_forward, gate_up_forward
 

@@ -1,4 +1,5 @@
 """What every part of the forward and the backward walk needs while it records: one object, passed along."""
+
 from dataclasses import dataclass, field
 
 from ..gpu import Plan, Workspace
@@ -22,11 +23,15 @@ class StepData:
     @staticmethod
     def create(device, capacity: int, targets: int) -> "StepData":
         """Buffers for `capacity` rows and up to `targets` target rows."""
+
         def one(name, length):
             return device.tensor((length,), "i32", name, "step")
 
-        return StepData(*(one(n, capacity) for n in ("ids", "position", "slot", "kv_start", "segment_end")),
-                        one("target_rows", targets), one("target_ids", targets))
+        return StepData(
+            *(one(n, capacity) for n in ("ids", "position", "slot", "kv_start", "segment_end")),
+            one("target_rows", targets),
+            one("target_ids", targets),
+        )
 
     def rows(self, count: int) -> "StepData":
         """The same buffers seen by a plan of `count` rows."""

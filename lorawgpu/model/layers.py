@@ -1,4 +1,5 @@
 """The frozen model on the GPU: embedding, layers of fused projections and norms, head."""
+
 from dataclasses import dataclass
 
 from ..gpu.tensor import Tensor, padded
@@ -8,8 +9,10 @@ from .tensors import EMBEDDING
 from .weights import Weight, dense_weight, pad_vector, ternary_weight
 
 NORMS = {
-    "input_layernorm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm",
-    "attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm",
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
 }
 
 
@@ -79,10 +82,17 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
     embedding = dense_weight(device, [checkpoint.dense(EMBEDDING)], "embedding")
     sub = ("attn_sub_norm", "ffn_sub_norm")
     layers = tuple(
-        Layer(i, *(projection(i, g) for g in GROUPS),
-              **{field: norm(f"model.layers.{i}.{path}") for field, path in NORMS.items()
-                 if config.sub_norms or field not in sub})
-        for i in range(config.num_hidden_layers))
+        Layer(
+            i,
+            *(projection(i, g) for g in GROUPS),
+            **{
+                field: norm(f"model.layers.{i}.{path}")
+                for field, path in NORMS.items()
+                if config.sub_norms or field not in sub
+            },
+        )
+        for i in range(config.num_hidden_layers)
+    )
     head = embedding
     if not config.tie_word_embeddings:
         head = dense_weight(device, [checkpoint.dense(checkpoint.head_name)], "lm_head")

@@ -1,4 +1,5 @@
 """A fused projection with its adapters, and the norm and quantiser in front of it."""
+
 from dataclasses import dataclass
 
 from ..gpu.tensor import Tensor
@@ -26,8 +27,9 @@ def norm_input(c, x, weight, rstd, *, width, quantised, keep, name) -> Input:
         return Input(y, owned=(y,))
     y = c.take(x.shape[1], f"norm {name}") if keep else None
     xq, qscale = c.take(x.shape[1] // 4, f"xq {name}", "u32"), c.take(2, f"qscale {name}", "u32")
-    rmsnorm_quantize_forward(c.plan, y, rstd, xq, qscale, x, weight, c.state, eps=eps,
-                             record_id=c.watch.id(name), **shape)
+    rmsnorm_quantize_forward(
+        c.plan, y, rstd, xq, qscale, x, weight, c.state, eps=eps, record_id=c.watch.id(name), **shape
+    )
     return Input(y, xq, qscale, tuple(t for t in (y, xq, qscale) if t))
 
 
@@ -44,7 +46,9 @@ def project(c, y, source: Input, weight, group, h, *, width, residual=None):
     """y = W(source) + adapters (+ residual); h [rows, rank of the group] is saved for the backward. Frees `source`."""
     lora = None
     if group:
-        lora_down(c.plan, c.work, h, source.x, group, c.adapter.params, rows=c.rows, width=width, step=c.step, p=c.dropout)
+        lora_down(
+            c.plan, c.work, h, source.x, group, c.adapter.params, rows=c.rows, width=width, step=c.step, p=c.dropout
+        )
         lora = lora_up(group, h, c.adapter.params)
     x = source.xq if weight.int8_input else source.x
     linear_forward(c.plan, y, x, weight, rows=c.rows, qscale=source.qscale, lora=lora, residual=residual)

@@ -1,4 +1,5 @@
 """x2 = x1 + DOWN(rmsnorm(act(GATE h) * UP h, ffn_sub_norm)),  h = rmsnorm(x1, post_attention_layernorm)."""
+
 from ..ops.gate import gate_forward
 from .linear import norm_input, plain_input, project
 
@@ -6,16 +7,32 @@ from .linear import norm_input, plain_input, project
 def gate_up_forward(c, layer, s):
     """Writes s.gu: the part of the half block that the backward reads."""
     cfg, group = c.config, c.group(layer, "gate_up")
-    n = norm_input(c, s.x1, layer.post_attention_layernorm, s.rstd_post, width=cfg.hidden_size, keep=group,
-                   quantised=layer.gate_up.int8_input, name=f"layers.{layer.index}.post_attention")
+    n = norm_input(
+        c,
+        s.x1,
+        layer.post_attention_layernorm,
+        s.rstd_post,
+        width=cfg.hidden_size,
+        keep=group,
+        quantised=layer.gate_up.int8_input,
+        name=f"layers.{layer.index}.post_attention",
+    )
     project(c, s.gu, n, layer.gate_up, group, s.h.get("gate_up"), width=cfg.hidden_size)
 
 
 def gate(c, layer, s):
     """m = act(g) * u, in scratch: cheap enough that the backward computes it again."""
     m = c.take(c.widths.mlp, "m")
-    gate_forward(c.plan, m, s.gu, c.state, rows=c.rows, width=c.config.intermediate_size, act=c.config.act,
-                 record_id=c.watch.id(f"layers.{layer.index}.gate_up"))
+    gate_forward(
+        c.plan,
+        m,
+        s.gu,
+        c.state,
+        rows=c.rows,
+        width=c.config.intermediate_size,
+        act=c.config.act,
+        record_id=c.watch.id(f"layers.{layer.index}.gate_up"),
+    )
     return m
 
 
@@ -24,8 +41,11 @@ def down_forward(c, layer, x2, s):
     width, group = c.config.intermediate_size, c.group(layer, "down")
     m, name = gate(c, layer, s), f"layers.{layer.index}.middle"
     if layer.ffn_sub_norm:
-        n = norm_input(c, m, layer.ffn_sub_norm, s.rstd_m, width=width, quantised=layer.down.int8_input, keep=group,
-                       name=name)
+        rstd = c.work.take((c.rows,), label="rstd_m")
+        n = norm_input(
+            c, m, layer.ffn_sub_norm, rstd, width=width, quantised=layer.down.int8_input, keep=group, name=name
+        )
+        c.work.give(rstd)
     else:
         n = plain_input(c, m, width=width, quantised=layer.down.int8_input, name=name)
     project(c, x2, n, layer.down, group, s.h.get("down"), width=width, residual=s.x1)

@@ -1,4 +1,5 @@
 """What the forward of a layer leaves for its backward."""
+
 from dataclasses import dataclass, fields
 
 from ..gpu.tensor import Tensor
@@ -20,7 +21,6 @@ class Saved:
     x1: Tensor
     rstd_post: Tensor
     gu: Tensor
-    rstd_m: Tensor | None
     h: dict  # group name -> [rows, rank]
 
     @staticmethod
@@ -34,10 +34,19 @@ class Saved:
 
         groups = {name: c.group(layer, name) for name in GROUPS}
         return Saved(
-            x=None, rstd_in=stat("rstd_in"), q=c.take(w.q, "q"), k=k, v=v, a=c.take(w.q, "attention"),
-            lse=c.take(heads, "lse"), rstd_a=stat("rstd_a") if sub else None, x1=c.take(w.hidden, "x1"),
-            rstd_post=stat("rstd_post"), gu=c.take(2 * w.mlp, "gate_up"), rstd_m=stat("rstd_m") if sub else None,
-            h={name: c.take(g.rank, f"h {name}") for name, g in groups.items() if g})
+            x=None,
+            rstd_in=stat("rstd_in"),
+            q=c.take(w.q, "q"),
+            k=k,
+            v=v,
+            a=c.take(w.q, "attention"),
+            lse=c.take(heads, "lse"),
+            rstd_a=stat("rstd_a") if sub else None,
+            x1=c.take(w.hidden, "x1"),
+            rstd_post=stat("rstd_post"),
+            gu=c.take(2 * w.mlp, "gate_up"),
+            h={name: c.take(g.rank, f"h {name}") for name, g in groups.items() if g},
+        )
 
     def give(self, c):
         """Return all buffers but `x`."""

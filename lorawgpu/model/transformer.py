@@ -1,4 +1,5 @@
 """The forward walk: embedding, blocks; the head is the loss's business (backward/loss.py) and generation's."""
+
 from ..ops.embedding import embedding_forward
 from .block import block_forward
 from .saved import Saved
@@ -7,7 +8,9 @@ from .saved import Saved
 def embed(c, x):
     """x [rows, C] = the embedding of the batch's ids."""
     parts = [(p.start, p.tensor) for p in c.model.embedding.parts]
-    embedding_forward(c.plan, x, c.batch.ids, parts, rows=c.rows, width=c.config.hidden_size, scale=c.config.embed_scale)
+    embedding_forward(
+        c.plan, x, c.batch.ids, parts, rows=c.rows, width=c.config.hidden_size, scale=c.config.embed_scale
+    )
 
 
 def transformer_forward(c, checkpointing: bool):

@@ -3,6 +3,7 @@
 A `Weight` is what a linear layer needs to know of one: its stored size, the shader snippet that reads it
 (`shaders/common/weight_<store>.wgsl`), its segments, and its row parts. A new store is a snippet and a builder here.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,7 @@ class Weight:
 
 
 def pack_blocks(codes: np.ndarray) -> np.ndarray:
-    """Codes T+1 uint8 [N, K] -> uint32 [ceil16(N)/4, ceil16(K)/4]: bits 8c+2r of block (i, j) hold codes[4i+r, 4j+c]."""
+    """Codes T+1 uint8 [N, K] -> uint32 [ceil16(N)/4, ceil16(K)/4]; bits 8c+2r of (i, j) hold codes[4i+r, 4j+c]."""
     n, k = codes.shape
     full = np.ones((padded(n), padded(k)), np.uint8)  # code 1 is T = 0
     full[:n, :k] = codes
@@ -72,16 +73,21 @@ def _upload_rows(device, blocks: list, rows_per_line: int, dtype: str, label: st
     step = max(PAD // rows_per_line, device.max_binding // line_bytes // PAD * PAD)
     total = sum(len(b) for b in blocks)
     tensors = [
-        device.tensor((min(step, total - start), blocks[0].shape[1]), dtype, f"{label}[{start * rows_per_line}:]", "weights")
-        for start in range(0, total, step)]
+        device.tensor(
+            (min(step, total - start), blocks[0].shape[1]), dtype, f"{label}[{start * rows_per_line}:]", "weights"
+        )
+        for start in range(0, total, step)
+    ]
     at = 0
     for block in blocks:
         for line in range(0, len(block), step):
-            piece = block[line:line + step]
+            piece = block[line : line + step]
             while len(piece):
                 part, offset = divmod(at, step)
                 count = min(len(piece), step - offset)
-                device.queue.write_buffer(tensors[part].buffer, offset * line_bytes, np.ascontiguousarray(piece[:count]))
+                device.queue.write_buffer(
+                    tensors[part].buffer, offset * line_bytes, np.ascontiguousarray(piece[:count])
+                )
                 piece, at = piece[count:], at + count
     starts = [i * step * rows_per_line for i in range(len(tensors))]
     stops = [*starts[1:], total * rows_per_line]

@@ -1,4 +1,5 @@
 """Dropout of the adapter path, its mask a hash. Equations: shaders/dropout.wgsl; the bits: reference/dropout.py."""
+
 from .checks import expect_rows, fold_elements
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -7,9 +8,24 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def _record(plan, y, x, step, *, layer, module, rows, width, p, accumulate):
     ld = expect_rows(rows, width, x=x, y=y)
     grid = fold_elements(rows * ld)
-    plan.record("dropout", "main", grid, overrides={"ACCUMULATE": accumulate}, step=step, x=x, y=y,
-                params={"rows": rows, "ld4": ld // 4, "width": width, "stream": layer * len(MODULES) + MODULES.index(module),
-                        "threshold": int(p * 2**32), "keep": 1.0 / (1.0 - p), "stride": grid[0] * 256})
+    plan.record(
+        "dropout",
+        "main",
+        grid,
+        overrides={"ACCUMULATE": accumulate},
+        step=step,
+        x=x,
+        y=y,
+        params={
+            "rows": rows,
+            "ld4": ld // 4,
+            "width": width,
+            "stream": layer * len(MODULES) + MODULES.index(module),
+            "threshold": int(p * 2**32),
+            "keep": 1.0 / (1.0 - p),
+            "stride": grid[0] * 256,
+        },
+    )
 
 
 def dropout_forward(plan, y, x, step, *, layer, module, rows, width, p):

@@ -3,6 +3,7 @@
 The adapter's scale is folded into both skinny products (h = scale d(x) A^T and dh = scale dy B), so everything that
 follows uses h and dh as they are: y += h B^T, dB += dy^T h, dA += dh^T d(x), dx += dh A.
 """
+
 from ..gpu.tensor import padded
 from .dropout import dropout_add, dropout_forward
 from .matmul import LowRank, Segments, matmul, sum_splits
@@ -44,18 +45,44 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
     """
     for part in weight.parts:
         segments, low_rank = _in_part(part, weight, lora)
-        matmul(plan, y, x, part.tensor, m=rows, n=part.stop - part.start, k=weight.columns, store=weight.store,
-               ldb=weight.stride, o_off=part.start, qscale=qscale, lora=low_rank, residual=residual,
-               segments=segments)
+        matmul(
+            plan,
+            y,
+            x,
+            part.tensor,
+            m=rows,
+            n=part.stop - part.start,
+            k=weight.columns,
+            store=weight.store,
+            ldb=weight.stride,
+            o_off=part.start,
+            qscale=qscale,
+            lora=low_rank,
+            residual=residual,
+            segments=segments,
+        )
 
 
 def linear_backward(plan, dx, dy, weight, *, rows, lora=None):
     """dx [rows, weight.columns] = dy W (+ dh A)."""
     for i, part in enumerate(weight.parts):
         segments, _ = _in_part(part, weight, None)
-        matmul(plan, dx, dy, part.tensor, m=rows, n=weight.columns, k=part.stop - part.start, store=weight.store,
-               b_layout="kn", ldb=weight.stride, a_off=part.start, accumulate=i > 0, lora=None if i else lora,
-               segments=segments)
+        matmul(
+            plan,
+            dx,
+            dy,
+            part.tensor,
+            m=rows,
+            n=weight.columns,
+            k=part.stop - part.start,
+            store=weight.store,
+            b_layout="kn",
+            ldb=weight.stride,
+            a_off=part.start,
+            accumulate=i > 0,
+            lora=None if i else lora,
+            segments=segments,
+        )
 
 
 def lora_h(work, group, rows):
@@ -68,15 +95,36 @@ def _same_scale(group) -> bool:
 
 
 def lora_down(plan, work, h, x, group, params, *, rows, width, step=None, p=0.0):
-    """h [rows, rank] = scale d(x) A^T for all paths of `group` at once, or path by path where dropout makes them differ."""
+    """h [rows, rank] = scale d(x) A^T for all paths of `group` at once, path by path where dropout differs."""
     columns = group.paths[0].a.stored[1]
     if p == 0.0 and _same_scale(group):
-        return _split_matmul(plan, work, h, x, group.a_all(params), m=rows, n=group.rank, k=columns,
-                             alpha=group.paths[0].scale, splits=_splits(columns))
+        return _split_matmul(
+            plan,
+            work,
+            h,
+            x,
+            group.a_all(params),
+            m=rows,
+            n=group.rank,
+            k=columns,
+            alpha=group.paths[0].scale,
+            splits=_splits(columns),
+        )
     for path in group.paths:
         source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
-        _split_matmul(plan, work, h, source, params.view(path.a.start, path.a.stored), m=rows, n=path.rank, k=columns,
-                      o_off=path.h, alpha=path.scale, splits=_splits(columns))
+        _split_matmul(
+            plan,
+            work,
+            h,
+            source,
+            params.view(path.a.start, path.a.stored),
+            m=rows,
+            n=path.rank,
+            k=columns,
+            o_off=path.h,
+            alpha=path.scale,
+            splits=_splits(columns),
+        )
         if p:
             work.give(source)
 
@@ -109,17 +157,69 @@ def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width
     columns = group.paths[0].a.stored[1]
     for path in group.paths:
         b_shape = path.b.stored
-        _split_matmul(plan, work, dh, dy, params.view(path.b.start, b_shape), m=rows, n=path.rank, k=path.width,
-                      b_layout="kn", a_off=path.column, o_off=path.h, alpha=path.scale, splits=_splits(path.width))
-        _split_matmul(plan, work, grads.view(path.b.start, b_shape), dy, h, m=path.width, n=path.rank, k=rows,
-                      a_layout="col", b_layout="kn", a_off=path.column, b_off=path.h, accumulate=True, splits=_splits(rows))
+        _split_matmul(
+            plan,
+            work,
+            dh,
+            dy,
+            params.view(path.b.start, b_shape),
+            m=rows,
+            n=path.rank,
+            k=path.width,
+            b_layout="kn",
+            a_off=path.column,
+            o_off=path.h,
+            alpha=path.scale,
+            splits=_splits(path.width),
+        )
+        _split_matmul(
+            plan,
+            work,
+            grads.view(path.b.start, b_shape),
+            dy,
+            h,
+            m=path.width,
+            n=path.rank,
+            k=rows,
+            a_layout="col",
+            b_layout="kn",
+            a_off=path.column,
+            b_off=path.h,
+            accumulate=True,
+            splits=_splits(rows),
+        )
     if p == 0.0:
-        return _split_matmul(plan, work, group.a_all(grads), dh, x, m=group.rank, n=columns, k=rows, a_layout="col",
-                             b_layout="kn", accumulate=True, splits=_splits(rows))
+        return _split_matmul(
+            plan,
+            work,
+            group.a_all(grads),
+            dh,
+            x,
+            m=group.rank,
+            n=columns,
+            k=rows,
+            a_layout="col",
+            b_layout="kn",
+            accumulate=True,
+            splits=_splits(rows),
+        )
     for path in group.paths:
         source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
-        _split_matmul(plan, work, grads.view(path.a.start, path.a.stored), dh, source, m=path.rank, n=columns, k=rows,
-                      a_layout="col", b_layout="kn", a_off=path.h, accumulate=True, splits=_splits(rows))
+        _split_matmul(
+            plan,
+            work,
+            grads.view(path.a.start, path.a.stored),
+            dh,
+            source,
+            m=path.rank,
+            n=columns,
+            k=rows,
+            a_layout="col",
+            b_layout="kn",
+            a_off=path.h,
+            accumulate=True,
+            splits=_splits(rows),
+        )
         work.give(source)
 
 
@@ -127,7 +227,16 @@ def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p
     """dx += mask (dh A) / (1 - p), path by path: with dropout the term cannot ride in the product's epilogue."""
     part = work.take((rows, padded(width)), label="dh A")
     for path in group.paths:
-        matmul(plan, part, dh, params.view(path.a.start, path.a.stored), m=rows, n=path.a.stored[1], k=path.rank,
-               b_layout="kn", a_off=path.h)
+        matmul(
+            plan,
+            part,
+            dh,
+            params.view(path.a.start, path.a.stored),
+            m=rows,
+            n=path.a.stored[1],
+            k=path.rank,
+            b_layout="kn",
+            a_off=path.h,
+        )
         dropout_add(plan, dx, part, step, layer=group.layer, module=path.module, rows=rows, width=width, p=p)
     work.give(part)

@@ -1,10 +1,17 @@
 """The matrix product behind every linear layer. Equations, layouts and tiles: shaders/matmul.wgsl.j2."""
+
 from dataclasses import dataclass
 
 from ..gpu.tensor import Tensor
 
 # (BM, BN, TM, TN): the tile of a workgroup and the part of it that one thread holds in registers.
-TILES = {"large": (128, 128, 8, 8), "medium": (64, 64, 8, 8), "small": (64, 64, 4, 4), "skinny": (64, 16, 4, 4), "flat": (16, 64, 4, 4)}
+TILES = {
+    "large": (128, 128, 8, 8),
+    "medium": (64, 64, 8, 8),
+    "small": (64, 64, 4, 4),
+    "skinny": (64, 16, 4, 4),
+    "flat": (16, 64, 4, 4),
+}
 DEPTH = 16  # BK: 16 x (128 + 128) floats fill WebGPU's 16 KiB of workgroup memory
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
 
@@ -37,7 +44,12 @@ class LowRank:
 
     def params(self) -> dict:
         fill = lambda name, values: {f"{name}{i}": (*values, 0, 0)[i] for i in range(3)}  # noqa: E731
-        return {"ldh4": self.h.shape[1] // 4, **fill("r", self.ranks), **fill("h", self.h_offs), **fill("l", self.f_offs)}
+        return {
+            "ldh4": self.h.shape[1] // 4,
+            **fill("r", self.ranks),
+            **fill("h", self.h_offs),
+            **fill("l", self.f_offs),
+        }
 
 
 NO_LORA = {"ldh4": 0, **{f"{n}{i}": 0 for n in "rhl" for i in range(3)}}
@@ -55,27 +67,66 @@ def choose_tile(m: int, n: int) -> str:
     return "medium" if -(-m // 64) * -(-n // 64) >= 128 else "small"
 
 
-def matmul(plan, out, a, b, *, m, n, k, store="f32", a_layout="row", b_layout="nk", lda=None, ldb=None, a_off=0, b_off=0,
-           o_off=0, qscale=None, segments=None, lora=None, residual=None, accumulate=False, alpha=1.0, splits=1, tile=None):
+def matmul(
+    plan,
+    out,
+    a,
+    b,
+    *,
+    m,
+    n,
+    k,
+    store="f32",
+    a_layout="row",
+    b_layout="nk",
+    lda=None,
+    ldb=None,
+    a_off=0,
+    b_off=0,
+    o_off=0,
+    qscale=None,
+    segments=None,
+    lora=None,
+    residual=None,
+    accumulate=False,
+    alpha=1.0,
+    splits=1,
+    tile=None,
+):
     """out[m, o_off : o_off+n] = alpha * A . B, plus what is asked for.
 
-    m rows, n columns and k terms as stored (n and k padded to 4); lda, ldb, offsets in elements (defaults: the last axis).
+    m rows, n columns and k terms as stored (n and k padded to 4); lda, ldb, offsets in elements (default: last axis).
     With qscale [m, 2] the product is int8 x ternary. With splits > 1 `out` is [splits, m, n]: see `sum_splits`.
     ValueError when a size is not a multiple of 4 or the splits have no slabs.
     """
     int8 = qscale is not None
     lda, ldb, ldo = lda or a.shape[-1], ldb or b.shape[-1], out.shape[-1]
     if any(v % 4 for v in (n, k, lda, ldb, ldo, a_off, b_off, o_off)):
-        raise ValueError(f"matmul {out.label}: n, k, strides and offsets must be multiples of 4, got {(n, k, lda, ldb, ldo)}")
+        raise ValueError(
+            f"matmul {out.label}: n, k, strides and offsets must be multiples of 4, got {(n, k, lda, ldb, ldo)}"
+        )
     if splits > 1 and (out.shape != (splits, m, n) or lora or residual or accumulate):
-        raise ValueError(f"matmul {out.label}: {splits} splits want out [{splits}, {m}, {n}] and no epilogue, got {out.shape}")
+        raise ValueError(
+            f"matmul {out.label}: {splits} splits want out [{splits}, {m}, {n}] and no epilogue, got {out.shape}"
+        )
     bm, bn, tm, tn = TILES[tile or choose_tile(m, n)]
     depth = k // 4 if int8 else k  # int8 counts words of four
     span = -(-depth // (splits * DEPTH)) * DEPTH
     params = {
-        "M": m, "N4": n // 4, "K": depth, "k_span": span, "lda4": lda // 4, "a_off4": a_off // 4,
-        "ldb4": ldb if store == "ternary" else ldb // 4, "b_off4": b_off // 4, "ldo4": ldo // 4, "o_off4": o_off // 4,
-        "slab4": m * n // 4, "alpha": alpha, **(segments or ONE_SEGMENT).params(), **(lora.params() if lora else NO_LORA),
+        "M": m,
+        "N4": n // 4,
+        "K": depth,
+        "k_span": span,
+        "lda4": lda // 4,
+        "a_off4": a_off // 4,
+        "ldb4": ldb if store == "ternary" else ldb // 4,
+        "b_off4": b_off // 4,
+        "ldo4": ldo // 4,
+        "o_off4": o_off // 4,
+        "slab4": m * n // 4,
+        "alpha": alpha,
+        **(segments or ONE_SEGMENT).params(),
+        **(lora.params() if lora else NO_LORA),
     }
     buffers = {"a": a, "b": b, "out": out}
     if int8:
@@ -85,12 +136,29 @@ def matmul(plan, out, a, b, *, m, n, k, store="f32", a_layout="row", b_layout="n
     if residual:
         buffers["residual"] = residual
     template = {
-        "BM": bm, "BN": bn, "TM": tm, "TN": tn, "BK": DEPTH, "arith": "int8" if int8 else "f32", "a_layout": a_layout,
-        "b_layout": b_layout, "store": "ternary_int8" if int8 else store, "lora": lora.kind if lora else "none",
-        "residual": residual is not None, "accumulate": accumulate, "scaled": store == "ternary",
+        "BM": bm,
+        "BN": bn,
+        "TM": tm,
+        "TN": tn,
+        "BK": DEPTH,
+        "arith": "int8" if int8 else "f32",
+        "a_layout": a_layout,
+        "b_layout": b_layout,
+        "store": "ternary_int8" if int8 else store,
+        "lora": lora.kind if lora else "none",
+        "residual": residual is not None,
+        "accumulate": accumulate,
+        "scaled": store == "ternary",
     }
-    plan.record("matmul", "main", (-(-n // bn), -(-m // bm), splits), params=params, template=template,
-                flops=2.0 * m * n * k, **buffers)
+    plan.record(
+        "matmul",
+        "main",
+        (-(-n // bn), -(-m // bm), splits),
+        params=params,
+        template=template,
+        flops=2.0 * m * n * k,
+        **buffers,
+    )
 
 
 def sum_splits(plan, out, parts, *, accumulate, o_off=0):
@@ -98,6 +166,19 @@ def sum_splits(plan, out, parts, *, accumulate, o_off=0):
     splits, m, n = parts.shape
     groups = -(-m * n // 4 // 64)
     x = min(groups, 32768)
-    plan.record("sum_splits", "main", (x, -(-groups // x)), overrides={"ACCUMULATE": accumulate},
-                params={"count4": m * n // 4, "splits": splits, "n4": n // 4, "ldo4": out.shape[-1] // 4, "o_off4": o_off // 4,
-                        "stride": x * 64}, parts=parts, out=out)
+    plan.record(
+        "sum_splits",
+        "main",
+        (x, -(-groups // x)),
+        overrides={"ACCUMULATE": accumulate},
+        params={
+            "count4": m * n // 4,
+            "splits": splits,
+            "n4": n // 4,
+            "ldo4": out.shape[-1] // 4,
+            "o_off4": o_off // 4,
+            "stride": x * 64,
+        },
+        parts=parts,
+        out=out,
+    )

@@ -2,6 +2,7 @@
 
 Its backward is the identity (straight through), so there is none; the norm's is ops/rmsnorm.py.
 """
+
 from ..gpu import padded
 from .checks import expect, expect_rows, fold
 
@@ -10,21 +11,38 @@ def quantize_forward(plan, xq, qscale, x, state, *, rows, width, record_id):
     """xq u32 [rows, padded(width)/4] and qscale u32 [rows, 2] (bits of f32 1/s, i32 sum of xq) from x [rows, width]."""
     ld = expect_rows(rows, width, x=x)
     expect_quantised(xq, qscale, state, rows, ld)
-    plan.record("quantize", "quantize", fold(rows),
-                params={"rows": rows, "ld4": ld // 4, "C": width, "eps": 0.0, "record_id": record_id},
-                x=x, xq=xq, qscale=qscale, state=state)
+    plan.record(
+        "quantize",
+        "quantize",
+        fold(rows),
+        params={"rows": rows, "ld4": ld // 4, "C": width, "eps": 0.0, "record_id": record_id},
+        x=x,
+        xq=xq,
+        qscale=qscale,
+        state=state,
+    )
 
 
 def rmsnorm_quantize_forward(plan, y, rstd, xq, qscale, x, weight, state, *, rows, width, eps, record_id):
-    """The same of the normalised rows; also rstd [rows] and, unless y is None, y [rows, width]: those rows themselves."""
+    """The same of the normalised rows; also rstd [rows] and, unless y is None, those rows, y [rows, width]."""
     ld = expect_rows(rows, width, x=x, **({"y": y} if y else {}))
     expect("weight", weight, (padded(width),))
     expect("rstd", rstd, (rows,))
     expect_quantised(xq, qscale, state, rows, ld)
     buffers = {"y": y} if y else {}
-    plan.record("quantize", "rmsnorm_quantize_keep" if y else "rmsnorm_quantize", fold(rows),
-                params={"rows": rows, "ld4": ld // 4, "C": width, "eps": eps, "record_id": record_id},
-                x=x, weight=weight, rstd=rstd, xq=xq, qscale=qscale, state=state, **buffers)
+    plan.record(
+        "quantize",
+        "rmsnorm_quantize_keep" if y else "rmsnorm_quantize",
+        fold(rows),
+        params={"rows": rows, "ld4": ld // 4, "C": width, "eps": eps, "record_id": record_id},
+        x=x,
+        weight=weight,
+        rstd=rstd,
+        xq=xq,
+        qscale=qscale,
+        state=state,
+        **buffers,
+    )
 
 
 def expect_quantised(xq, qscale, state, rows, ld):

@@ -1,4 +1,5 @@
 """AdamW with gradient clipping over the adapter's flat buffers: a handful of dispatches whatever the adapter."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +29,27 @@ class AdamW:
         def pieces(flat):
             return [flat.view(a, (b - a,), flat.label) for a, b in spans]
 
-        partials = plan.device.tensor((partial_count(b - a for a, b in spans),), label="norm partials", kind="optimizer")
+        partials = plan.device.tensor(
+            (partial_count(b - a for a, b in spans),), label="norm partials", kind="optimizer"
+        )
         grads = pieces(adapter.grads)
         grad_norm(plan, norm, partials, grads, step, state, record_id=record_id)
         for params, m, v, g in zip(pieces(adapter.params), pieces(adapter.m), pieces(adapter.v), grads, strict=True):
-            adamw_step(plan, params, m, v, g, norm, step, state, beta1=self.beta1, beta2=self.beta2, eps=self.epsilon,
-                       weight_decay=self.weight_decay, max_norm=self.max_grad_norm)
+            adamw_step(
+                plan,
+                params,
+                m,
+                v,
+                g,
+                norm,
+                step,
+                state,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                eps=self.epsilon,
+                weight_decay=self.weight_decay,
+                max_norm=self.max_grad_norm,
+            )
 
     def step_values(self, step: int, lr: float, targets: int) -> np.ndarray:
         """Contents of the step buffer for optimizer step `step` (from 1) over a window of `targets` target tokens."""
