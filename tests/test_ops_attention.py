@@ -7,7 +7,7 @@ from lorawgpu.gpu import KernelCache, Plan, padded
 from lorawgpu.ops.attention import attention_backward, attention_forward
 from lorawgpu.reference import attention as reference
 
-IMPLS = ["chain"]
+IMPLS = ["chain", "flash"]
 POISON = 7777.0
 # float32 sums of a few hundred terms of order 1, exp2 good to a few units in the last place
 TOLERANCE = 2e-5

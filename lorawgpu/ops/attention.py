@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..gpu import padded
-from . import attention_chain
+from . import attention_chain, attention_flash
 
-IMPLEMENTATIONS = {"chain": attention_chain}
+IMPLEMENTATIONS = {"flash": attention_flash, "chain": attention_chain}
 MAX_HEAD_DIM = 256
 
 

@@ -1,0 +1,90 @@
+"""Flash attention: nothing of size rows x slots is stored. Equations, tiling, guarantees: shaders/attention_flash.wgsl.j2.
+
+`sizes` is an ops.attention.Sizes; shapes are checked there. The backward is two passes, dq, then dk and dv.
+"""
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """How a workgroup cuts its products; the template's names.
+
+    ty x tx threads; rt rows and ct columns (a multiple of 4) a thread; kc vec4s of depth held in workgroup memory
+    (even, divides tx), `step` of them unrolled.
+    """
+
+    ty: int
+    tx: int
+    rt: int
+    ct: int
+    kc: int
+    step: int
+
+    @property
+    def rows(self) -> int:
+        return self.ty * self.rt
+
+
+SMALL = Tile(8, 8, 4, 4, 4, 1)  # quick to compile: the models of the tests
+# Largest head_dim -> tile, by kernel. A thread holds rt x ct scores (twice in the backward) and rt x head_dim/tx
+# sums (twice in dkv); 255 registers and 16 KiB are the walls.
+TILES = {
+    "forward": {32: SMALL, 64: Tile(16, 8, 8, 8, 4, 2), 96: Tile(16, 8, 4, 8, 4, 2), 128: Tile(8, 16, 8, 4, 4, 2),
+                256: Tile(16, 16, 4, 4, 2, 2)},
+    "dq": {32: SMALL, 64: Tile(16, 8, 8, 4, 4, 2), 96: Tile(16, 8, 4, 8, 4, 2), 128: Tile(8, 16, 8, 4, 4, 2),
+           256: Tile(16, 16, 4, 4, 2, 2)},
+    "dkv": {32: SMALL, 64: Tile(16, 8, 4, 8, 4, 2), 96: Tile(16, 8, 4, 4, 4, 2), 128: Tile(16, 16, 4, 4, 4, 2),
+            256: Tile(16, 16, 4, 4, 2, 2)},
+}
+# Fewer workgroups than this leave a large card idle: dkv then splits the query heads of a group.
+ENOUGH_WORKGROUPS = 1024
+
+
+def tile_for(kernel: str, head_dim: int) -> Tile:
+    return next(tile for largest, tile in TILES[kernel].items() if head_dim <= largest)
+
+
+def splits_for(sizes) -> int:
+    """Parts that dkv sums separately: 1, or one a query head of the group."""
+    tiles = -(-sizes.slots // tile_for("dkv", sizes.head_dim).rows)
+    return 1 if tiles * sizes.kv_heads >= ENOUGH_WORKGROUPS else sizes.group
+
+
+def _record(plan, kernel, entry, sizes, scale, products, splits=1, **tensors):
+    tile, group = tile_for(kernel, sizes.head_dim), sizes.group // splits
+    rows = sizes.slots if kernel == "dkv" else sizes.rows * group
+    params = {"rows": sizes.rows, "slots": sizes.slots, "row_ld": sizes.row_ld, "slot_ld": sizes.slot_ld,
+              "heads": sizes.heads, "splits": splits, "scale": scale}
+    template = {"kernel": kernel, "head_dim": sizes.head_dim, "group": group, **tile._asdict()}
+    plan.record("attention_flash", entry, (sizes.kv_heads * splits, -(-rows // tile.rows)), params=params,
+                template=template, flops=sizes.flops(products), **tensors)
+
+
+def _sum_parts(plan, total, parts, splits):
+    groups = -(-total.size // 256)
+    x = min(groups, 32768)
+    plan.record("sum_parts", "forward", (x, -(-groups // x)), total=total, parts=parts,
+                params={"count": total.size, "parts": splits, "stride": x * 256})
+
+
+def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
+    _record(plan, "forward", "forward", sizes, scale, 2, out=out, lse=lse, q=q, kcache=kcache, vcache=vcache,
+            slot=slot, kv_start=kv_start)
+
+
+def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):
+    stats = workspace.take((sizes.rows, sizes.heads, 4), "u32", "attention stats")
+    plan.record("attention_stats", "forward", (-(-sizes.heads // 16), sizes.rows), dout=dout, out=out, lse=lse, slot=slot,
+                kv_start=kv_start, stats=stats,
+                params={"heads": sizes.heads, "head_dim": sizes.head_dim, "ld": sizes.row_ld})
+    inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
+    _record(plan, "dq", "backward_dq", sizes, scale, 3, dq=dq, **inputs)
+    splits = splits_for(sizes)
+    parts = [dk, dv] if splits == 1 else [
+        workspace.take((splits, *dk.shape), "f32", f"parts of {name}") for name in ("dk", "dv")]
+    _record(plan, "dkv", "backward_dkv", sizes, scale, 4, splits, dk=parts[0], dv=parts[1], segment_end=segment_end,
+            **inputs)
+    if splits > 1:
+        for total, part in zip((dk, dv), parts, strict=True):
+            _sum_parts(plan, total, part, splits)
+            workspace.give(part)
+    workspace.give(stats)

@@ -1,0 +1,192 @@
+"""Time attention at one shape, correctness first: scripts/bench_attention.py --seq 2048 --head-dim 128 [--sweep].
+
+TFLOP/s counts what causal attention needs (4 HD flops a visible pair forward, 10 backward), `executed` also what the
+two-pass backward computes again (14). --sweep times every tile in CANDIDATES, kernel by kernel.
+"""
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from lorawgpu.gpu import KernelCache, Plan, open_device, padded
+from lorawgpu.ops import attention_flash
+from lorawgpu.ops.attention import attention_backward, attention_forward
+from lorawgpu.ops.attention_flash import Tile
+from lorawgpu.reference import attention as reference
+
+CANDIDATES = {
+    128: {
+        "forward": [Tile(8, 16, 8, 4, 4, 1), Tile(8, 16, 8, 4, 4, 2), Tile(8, 16, 8, 4, 4, 4),
+                    Tile(8, 16, 8, 8, 4, 1), Tile(8, 16, 8, 8, 4, 2), Tile(16, 16, 4, 4, 4, 2),
+                    Tile(16, 16, 4, 8, 4, 2), Tile(8, 16, 4, 8, 4, 2)],
+        "dq": [Tile(8, 16, 8, 4, 4, 1), Tile(8, 16, 8, 4, 4, 2), Tile(8, 16, 8, 4, 4, 4), Tile(16, 16, 4, 4, 4, 2),
+               Tile(8, 16, 4, 8, 4, 2), Tile(8, 16, 4, 4, 4, 2)],
+        "dkv": [Tile(8, 16, 4, 4, 4, 2), Tile(8, 16, 4, 4, 4, 4), Tile(16, 16, 4, 4, 4, 2), Tile(8, 16, 4, 8, 4, 1),
+                Tile(8, 16, 4, 8, 4, 2), Tile(8, 16, 8, 4, 4, 1), Tile(8, 16, 8, 4, 4, 2)],
+    },
+    64: {
+        "forward": [Tile(16, 8, 8, 8, 4, 1), Tile(16, 8, 8, 8, 4, 2), Tile(8, 8, 8, 8, 4, 2), Tile(8, 16, 8, 4, 4, 2),
+                    Tile(16, 8, 4, 8, 4, 2)],
+        "dq": [Tile(16, 8, 8, 4, 4, 2), Tile(16, 8, 8, 8, 4, 1), Tile(16, 8, 8, 8, 4, 2), Tile(8, 16, 8, 4, 4, 2),
+               Tile(16, 8, 4, 8, 4, 2)],
+        "dkv": [Tile(16, 8, 4, 8, 4, 2), Tile(16, 8, 8, 4, 4, 1), Tile(16, 8, 8, 4, 4, 2), Tile(8, 16, 8, 4, 4, 2),
+                Tile(16, 8, 4, 4, 4, 2), Tile(16, 16, 4, 4, 4, 2)],
+    },
+}
+NEEDED = {"forward": 4, "backward": 10, "both": 14}
+EXECUTED = {"forward": 4, "dq": 6, "dkv": 8, "backward": 14, "both": 18}
+TOLERANCE = 1e-4  # float32 sums over a few thousand tokens
+
+
+class Scratch(dict):
+    """Scratch by shape and label, made once."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def take(self, shape, dtype, label):
+        key = shape, label
+        if key not in self:
+            self[key] = self.device.tensor(shape, dtype, label)
+        return self[key]
+
+    def give(self, tensor):
+        pass
+
+
+class Bench:
+    """Random tensors of one shape on the device, and plans over them."""
+
+    def __init__(self, device, args):
+        self.device, self.args, self.kernels, self.scratch = device, args, KernelCache(device), Scratch(device)
+        rng = np.random.default_rng(0)
+        row, slot = padded(args.heads * args.head_dim), padded(args.kv_heads * args.head_dim)
+        self.host, self.gpu = {}, {}
+        for name, width, logical in (("q", row, args.heads), ("dout", row, args.heads), ("k", slot, args.kv_heads),
+                                     ("v", slot, args.kv_heads)):
+            x = np.zeros((args.tokens, width), np.float32)
+            x[:, : logical * args.head_dim] = rng.standard_normal((args.tokens, logical * args.head_dim))
+            self.host[name], self.gpu[name] = x, device.upload(x, label=name)
+        t = np.arange(args.tokens, dtype=np.uint32)
+        self.host["slot"], self.host["kv_start"] = t, t // args.seq * args.seq
+        self.host["segment_end"] = np.minimum(self.host["kv_start"] + args.seq, args.tokens).astype(np.uint32)
+        for name in ("slot", "kv_start", "segment_end"):
+            self.gpu[name] = device.upload(self.host[name], label=name)
+        for name, shape in {"out": (args.tokens, row), "lse": (args.tokens, args.heads), "dq": (args.tokens, row),
+                            "dk": (args.tokens, slot), "dv": (args.tokens, slot)}.items():
+            self.gpu[name] = device.tensor(shape, "f32", name)
+        lengths = np.diff([*range(0, args.tokens, args.seq), args.tokens]).astype(float)
+        self.unit = (lengths * (lengths + 1) / 2).sum() * args.heads * args.head_dim  # multiply-adds of one product
+
+    def plan(self) -> Plan:
+        plan, g, a = Plan(self.device, self.kernels), self.gpu, self.args
+        common = [g["q"], g["k"], g["v"], g["slot"], g["kv_start"]]
+        options = {"heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim, "scale": a.head_dim**-0.5,
+                   "impl": a.impl, "workspace": self.scratch}
+        with plan.section("forward"):
+            attention_forward(plan, g["out"], g["lse"], *common, **options)
+        with plan.section("backward"):
+            attention_backward(plan, g["dq"], g["dk"], g["dv"], g["dout"], g["out"], g["lse"], *common,
+                               g["segment_end"], **options)
+        for r in plan.sections["backward"]:
+            name = r.label.removeprefix("attention_").removeprefix("flash:backward_").split(":")[0]
+            plan.sections.setdefault(name, []).append(r)
+        return plan
+
+    def check(self, plan, *sections):
+        """Run, and compare the first sequence and key/value head with float64. AssertionError when off."""
+        plan.run(*sections)
+        a, group = self.args, self.args.heads // self.args.kv_heads
+        rows, wide, one = min(a.seq, a.tokens), group * a.head_dim, a.head_dim
+        host = {n: x[:rows] for n, x in self.host.items()}
+        q, dout, k, v = (host[n][:, :w].astype(float) for n, w in (("q", wide), ("dout", wide), ("k", one), ("v", one)))
+        if not hasattr(self, "want"):
+            sizes = host["slot"], host["kv_start"], group, 1, one**-0.5
+            out, lse = reference.attention_forward(q, k, v, *sizes)
+            dq, dk, dv = reference.attention_backward(dout, q, k, v, out, lse, *sizes)
+            self.want = {"out": out, "lse": lse.T, "dq": dq, "dk": dk, "dv": dv}
+        errors = {}
+        for name in ["out", "lse", "dq", "dk", "dv"]:
+            want = self.want[name]
+            got = self.device.read(self.gpu[name])[:rows, : want.shape[1]]
+            errors[name] = float(np.abs(got - want).max() / np.abs(want).max())
+        return errors
+
+    def time(self, plan, section, seconds=0.3, repeats=5):
+        """Median seconds of one run of `section`, from batches of about `seconds` each in one submit."""
+        def batch(n):
+            begin = time.perf_counter()
+            plan.run(*[section] * n)
+            self.device.wait()
+            return (time.perf_counter() - begin) / n
+
+        batch(1)
+        n = max(1, int(seconds / batch(3)))
+        return statistics.median(batch(n) for _ in range(repeats))
+
+
+def show(bench, name, seconds, note=""):
+    rates = [f"{count[name] * bench.unit / seconds / 1e12:8.3f}" if count.get(name) else " " * 8
+             for count in (NEEDED, EXECUTED)]
+    print(f"{name:10} {seconds * 1e3:9.3f} ms {rates[0]} {rates[1]} TFLOP/s  {note}", flush=True)
+
+
+def sweep(bench):
+    """Every candidate, those that unroll most (and compile longest) last."""
+    table = CANDIDATES[64 if bench.args.head_dim <= 64 else 128]
+    pairs = [(kernel, tile) for kernel, tiles in table.items() for tile in tiles]
+    for kernel, tile in sorted(pairs, key=lambda p: p[1].rt * p[1].ct * p[1].step):
+        saved, attention_flash.TILES[kernel] = attention_flash.TILES[kernel], {256: tile}
+        try:
+            try_tile(bench, kernel, tile)
+        except Exception as e:  # a tile may not fit this device: the others still tell something
+            print(f"{kernel:10} {tuple(tile)}: {e}", flush=True)
+        attention_flash.TILES[kernel] = saved
+
+
+def try_tile(bench, kernel, tile):
+    begin = time.perf_counter()
+    plan = bench.plan()
+    plan.run(kernel)
+    bench.device.wait()
+    compiled = time.perf_counter() - begin
+    error = max(bench.check(plan, "forward", "backward").values())
+    wrong = " WRONG" if error > TOLERANCE else ""
+    show(bench, kernel, bench.time(plan, kernel), f"{tuple(tile)} first run {compiled:.1f} s, error {error:.0e}{wrong}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("tokens", 4096), ("seq", 2048), ("heads", 20), ("kv-heads", 5), ("head-dim", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--impl", default="flash", choices=("flash", "chain"))
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--warmup", type=float, default=4.0, help="seconds")
+    parser.add_argument("--device", default=None)
+    args = parser.parse_args()
+    device = open_device(args.device)
+    bench = Bench(device, args)
+    plan = bench.plan()
+    print(f"{device.name} {device.driver}\n{args.tokens} tokens in sequences of {args.seq}, heads {args.heads}/"
+          f"{args.kv_heads} of {args.head_dim}, {args.impl}")
+    errors = bench.check(plan, "forward", "backward")
+    print("error  " + "  ".join(f"{name} {error:.1e}" for name, error in errors.items()))
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < args.warmup:
+        plan.run("forward", "backward")
+        device.wait()
+    print(f"{'':10} {'':12} {'needed':>8} {'executed':>8}")
+    seconds = {name: bench.time(plan, name) for name in plan.sections}
+    for name in seconds:
+        show(bench, name, seconds[name])
+    both = seconds["forward"] + seconds["backward"]
+    show(bench, "both", both)
+    if args.sweep:
+        sweep(bench)
+    if max(errors.values()) > TOLERANCE:
+        raise SystemExit("WRONG: an error exceeds the tolerance")
+
+
+if __name__ == "__main__":
+    main()
