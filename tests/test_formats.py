@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import sys
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -161,6 +163,36 @@ def test_data_that_is_not_there(tmp_path, name, message):
     write(tmp_path, "README.md", "")
     with pytest.raises(UserError, match=message):
         find_files(str(tmp_path / name))
+
+
+def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
+    class Hub(ModuleType):
+        HfApi = type("HfApi", (), {"list_repo_files": lambda self, name, repo_type: Hub.names})
+        names = ["README.md", "data/test-0.parquet", "data/train-1.parquet", "data/train-0.parquet"]
+
+        @staticmethod
+        def hf_hub_download(name, file, repo_type):
+            if "gone" in file:
+                raise RuntimeError("404 no such file\nlong trace")
+            return str(tmp_path / file)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub("huggingface_hub"))
+    assert find_files("owner/set") == [tmp_path / "data/train-0.parquet", tmp_path / "data/train-1.parquet"]
+    Hub.names = ["b.jsonl", "a.csv"]
+    assert find_files("owner/set") == [tmp_path / "a.csv", tmp_path / "b.jsonl"]
+    Hub.names = ["gone.csv"]
+    with pytest.raises(
+        UserError, match="owner/set: there is no such file or folder here, and .* gave none: 404 no such file$"
+    ):
+        find_files("owner/set")
+    Hub.names = ["README.md"]
+    with pytest.raises(UserError, match="holds no file ending in"):
+        find_files("owner/set")
+
+
+def test_an_unknown_built_in_data_set_is_named():
+    with pytest.raises(UserError, match="builtin:nothing: there is no built-in data set of this name; there are: "):
+        find_files("builtin:nothing")
 
 
 # ---- formats

@@ -20,6 +20,8 @@ from lorawgpu.errors import UserError
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 COMPRESSED = (".gz", ".zst")
+BUILTIN = "builtin:"
+ASSETS = Path(__file__).parent.parent / "assets"
 EXCERPT = 80  # characters of a bad line in its message
 
 
@@ -44,10 +46,12 @@ def shorten(value: object) -> str:
 
 
 def find_files(path: str) -> list[Path]:
-    """Files named by a path, a folder (searched through), a glob, or a data set on the Hugging Face hub; sorted.
+    """Files named by a path, a folder (searched through), a glob, `builtin:NAME`, or a hub data set; sorted.
 
     UserError when nothing is there, or when a name ends in nothing that can be read.
     """
+    if path.startswith(BUILTIN):
+        return [_built_in(path.removeprefix(BUILTIN))]
     place = Path(path).expanduser()
     if place.is_file():
         kind_of(place)
@@ -259,6 +263,14 @@ def _readable(paths: Iterator[Path], name: str, what: str) -> list[Path]:
 
 
 _ENDINGS = SUFFIXES + tuple(s + c for s in SUFFIXES for c in COMPRESSED)
+
+
+def _built_in(name: str) -> Path:
+    file = ASSETS / f"{name}.jsonl"
+    if not file.is_file():
+        known = ", ".join(sorted(BUILTIN + f.stem for f in ASSETS.glob("*.jsonl"))) or "none"
+        raise UserError(f"data set {BUILTIN}{name}: there is no built-in data set of this name; there are: {known}")
+    return file
 
 
 def _from_hub(name: str) -> list[Path]:
