@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.chat import ChatTemplate, TemplateFailed, bodies, overlapping, resolve_template
+from lorawgpu.data.chat import ChatTemplate, TemplateFailed, resolve_template
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.files import BadLine
+from lorawgpu.data.mask import bodies, overlapping
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
@@ -236,6 +237,23 @@ def test_tool_calls_are_the_assistants_own_words():
     found = runs(encode(THINKING, messages))
     assert found[0] == '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|im_end|>'
     assert found[1].endswith("It is 2<|im_end|>") and len(found) == 2
+
+
+def test_a_template_that_insists_on_a_tool_call_before_its_answer():
+    """Mistral's: roles alternate, tool calls have no header, and nothing but a call may precede a tool's answer."""
+    template = """\
+{%- for m in messages %}
+{%- if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}
+{%- if m.role == 'assistant' %}
+{{- '[CALLS]' + m.tool_calls | tojson if m.tool_calls else ' ' + m.content }}{{ eos_token }}
+{%- else %}{{ '[' + m.role + ']' + m.content + '[/' + m.role + ']' }}{% endif %}{% endfor %}"""
+    messages = [
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "tool_calls": [{"name": "add"}]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "42."},
+    ]
+    assert runs(encode(template, messages)) == ['[CALLS][{"name": "add"}]</s>', " 42.</s>"]
 
 
 def test_content_in_parts():

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lorawgpu.data.batching import IGNORE, Sample
-from lorawgpu.data.chat import ChatTemplate, EndMarks, TemplateFailed, bodies, overlapping
+from lorawgpu.data.chat import ChatTemplate, TemplateFailed
 from lorawgpu.data.files import Raw, bad_line, parse
 from lorawgpu.data.formats import Chat, Example, Place, Text, Tokens, to_example
+from lorawgpu.data.mask import EndMarks, bodies, overlapping
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
 
