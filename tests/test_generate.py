@@ -1,0 +1,129 @@
+"""Decoding with the KV cache against an outside run's logits and greedy texts."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from golden_case import GOLDEN, SMALL_CASES
+
+from lorawgpu.errors import UserError
+from lorawgpu.generation.decoder import Decoder
+from lorawgpu.gpu import Device, KernelCache
+from lorawgpu.model.adapter import read_adapter
+from lorawgpu.model.adapter_layout import AdapterLayout
+from lorawgpu.model.context import AdapterBuffers
+from lorawgpu.model.layers import load_model
+from lorawgpu.model.loader import open_checkpoint
+
+CONTEXT = 128
+
+
+@pytest.fixture(scope="module", params=SMALL_CASES)
+def case(request, device: Device, kernels: KernelCache):
+    return open_case(request.param, device, kernels)
+
+
+@pytest.fixture(scope="module")
+def dense(device, kernels):
+    return open_case("llama_dense", device, kernels)
+
+
+def open_case(name, device, kernels):
+    """A golden case on the device: model, two adapters (as given, and after three optimizer steps), its sequences."""
+    folder = GOLDEN / name
+    checkpoint = open_checkpoint(folder)
+    lora, tensors = read_adapter(folder / "adapter_init", checkpoint.config)
+    layout = AdapterLayout(lora, checkpoint.config)
+    expected, arrays = dict(np.load(folder / "expected.npz")), np.load(folder / "batch.npz")
+
+    def adapter(tensors):
+        return AdapterBuffers(layout, device.upload(layout.flatten(tensors)))
+
+    stepped = {key.removeprefix("after3."): value for key, value in expected.items() if key.startswith("after3.")}
+    mask = arrays["attention_mask"].astype(bool)
+    return SimpleNamespace(
+        device=device,
+        kernels=kernels,
+        settings=json.loads((folder / "case.json").read_text()),
+        expected=expected,
+        sequences=[ids[keep].tolist() for ids, keep in zip(arrays["input_ids"], mask, strict=True)],
+        model=load_model(device, checkpoint),
+        adapter=adapter(tensors),
+        stepped=adapter(stepped),
+    )
+
+
+def decoder(case, adapter, sequences=1, **options):
+    return Decoder(
+        case.device,
+        case.model,
+        adapter,
+        context=CONTEXT,
+        sequences=sequences,
+        prefill_rows=32,
+        kernels=case.kernels,
+        **options,
+    )
+
+
+def relative(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+def tolerance(case, phase, quantity):
+    """The golden cases' rule: five drifts of float32, or one flipped rounding where the margin is thin."""
+    if case.settings.get("rounding_margin", {}).get(phase, 1) < 3e-6:
+        return 5e-2
+    return max(1e-4, 5 * case.settings["float32_vs_float64"][quantity])
+
+
+def decoded(decoder, sequences, prompt):
+    """Logits after each token from number `prompt` on, fed one by one to all sequences: [B, tokens, V]."""
+    count, length = len(sequences), min(map(len, sequences))
+    decoder.start([s[:prompt] for s in sequences])
+    logits = [decoder.read_logits(count)]
+    for i in range(prompt, length):
+        decoder.extend([[s[i]] for s in sequences])
+        logits.append(decoder.read_logits(count))
+    return np.stack(logits, 1)
+
+
+@pytest.mark.parametrize("prompt", [1, 5])
+def test_decoding_equals_the_whole_sequence(case, prompt):
+    sequences = [s[:24] for s in case.sequences]  # 80 tokens one by one add time, not proof
+    got = decoded(decoder(case, case.adapter, len(sequences)), sequences, prompt)
+    want = case.expected["logits"][:, prompt - 1 : prompt - 1 + got.shape[1]]
+    assert relative(got, want) < tolerance(case, "loss", "logits")
+
+
+def test_greedy_text(case):
+    """The expected token is fed, so that one near tie does not hide what follows."""
+    run = decoder(case, case.stepped)
+    run.start([case.expected["greedy_prompt"].tolist()])
+    allowed = 0.1 if case.settings.get("rounding_margin", {}).get("greedy", 1) < 3e-6 else 1e-3
+    for token, gap in zip(case.expected["greedy"], case.expected["greedy_gap"], strict=True):
+        assert run.read_logits(1)[0].argmax() == token or gap < allowed
+        run.extend([[token]])
+
+
+def test_batched_equals_single(dense):
+    """Bit for bit: a row's sums do not depend on its neighbours, nor a sequence on where its slots lie."""
+    sequences = [dense.sequences[0][:40], dense.sequences[1][:9], dense.sequences[2][:17]]
+    together = decoder(dense, dense.adapter, 3)
+    together.start(sequences)
+    together.extend([[5], [6], [7]])
+    alone = decoder(dense, dense.adapter, 1)
+    for b, sequence in enumerate(sequences):
+        alone.start([sequence])
+        alone.extend([[5 + b]])
+        np.testing.assert_array_equal(alone.read_logits(1)[0], together.read_logits(3)[b])
+
+
+def test_a_sequence_past_the_context_is_refused(dense):
+    run = decoder(dense, None)
+    with pytest.raises(UserError, match="129 tokens exceeds the context of 128"):
+        run.start([[1] * 129])
+    run.start([[1] * 128])
+    with pytest.raises(UserError, match="129 tokens"):
+        run.extend([[1]])
