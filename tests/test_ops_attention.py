@@ -4,10 +4,12 @@ import pytest
 
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import KernelCache, Plan, padded
+from lorawgpu.ops import attention_flash
 from lorawgpu.ops.attention import attention_backward, attention_forward
 from lorawgpu.reference import attention as reference
 
 IMPLS = ["chain", "flash"]
+NAMES = ("out", "lse", "dq", "dk", "dv")
 POISON = 7777.0
 # float32 sums of a few hundred terms of order 1, exp2 good to a few units in the last place
 TOLERANCE = 2e-5
@@ -116,7 +118,7 @@ def run(device, kernels, case, impl, backward=True):
 
 
 def check(got, want, tolerance=TOLERANCE):
-    for name, g, w in zip(("out", "lse", "dq", "dk", "dv"), got, want, strict=False):
+    for name, g, w in zip(NAMES, got, want, strict=False):
         error = np.abs(g - w).max() / max(1.0, np.abs(w).max())
         assert np.isfinite(g).all() and error < tolerance, f"{name}: error {error:.1e}"
 
@@ -140,6 +142,92 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_matches_the_reference(device, kernels, name, impl):
     check(run(device, kernels, CASES[name], impl), CASES[name].reference())
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_one_query_sees_a_longer_cache_and_nothing_else(device, kernels, impl):
+    """Slots that no row sees may hold anything: a cache is not written to its end."""
+    case = Case([601], 6, 2, 16)
+    case.q, case.rows, case.slot, case.kv_start = case.q[:1], 1, np.array([500]), np.array([90])
+    want = reference.attention_forward(case.q, case.k, case.v, case.slot, case.kv_start, 6, 2, case.scale)
+    for x in (case.k, case.v):
+        x[:90], x[501:] = np.nan, np.nan
+    check(run(device, kernels, case, impl, backward=False), (want[0], want[1].T))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_new_tokens_of_several_sequences_with_slots_of_their_own(device, kernels, impl):
+    case = Case([300], 6, 2, 16)
+    case.slot = np.array([17, 18, 19, 100, 250, 251])
+    case.kv_start = np.array([0, 0, 0, 100, 200, 200])
+    case.q, case.rows = case.q[:6], 6
+    want = reference.attention_forward(case.q, case.k, case.v, case.slot, case.kv_start, 6, 2, case.scale)
+    check(run(device, kernels, case, impl, backward=False), (want[0], want[1].T))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_large_scores_stay_finite(device, kernels, impl):
+    """Scores of 1e4: a softmax that forgets its maximum overflows. Their rounding, 1e-3, is the tolerance."""
+    case = Case([50, 20], 6, 2, 16, gain=60.0)
+    check(run(device, kernels, case, impl), case.reference(), 5e-3)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_two_runs_give_identical_bits(device, kernels, impl):
+    case = Case([41, 29], 6, 2, 16, tail=3)
+    first, second = (run(device, kernels, case, impl) for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+def test_chain_and_flash_agree(device, kernels):
+    case = Case([41, 29], 6, 2, 16, tail=3, spare=2, seed=1)
+    check(run(device, kernels, case, "chain"), run(device, kernels, case, "flash"))
+
+
+@pytest.mark.parametrize("before", [0, 64])
+def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, before):
+    """Neither capacity nor neighbours, when a sequence begins at the same place within a block of slots."""
+    alone = Case([45], 6, 2, 16)
+    crowd = Case([before, 45, 30], 6, 2, 16, tail=7, seed=5)
+    rows = slice(before, before + 45)
+    for name in ("q", "k", "v"):
+        getattr(crowd, name)[rows] = getattr(alone, name)
+    want = run(device, kernels, alone, "flash", backward=False)
+    got = run(device, kernels, crowd, "flash", backward=False)
+    assert all((g[rows] == w).all() for g, w in zip(got, want, strict=True))
+
+
+def test_gradients_of_a_group_summed_in_one_workgroup(device, kernels, monkeypatch):
+    """What large shapes do: no splits over the query heads of a key."""
+    monkeypatch.setattr(attention_flash, "ENOUGH_WORKGROUPS", 1)
+    case = Case([41, 29], 6, 2, 16, tail=3, spare=40)
+    check(run(device, kernels, case, "flash"), case.reference())
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_two_records_in_one_submit_keep_their_own_scale(device, kernels, impl):
+    case = Case([20], 6, 2, 16)
+    q, k, v = (device.upload(wide(getattr(case, n)), label=n) for n in "qkv")
+    slot, kv_start = (device.upload(getattr(case, n).astype(np.uint32)) for n in ("slot", "kv_start"))
+    outs = [device.tensor(q.shape, "f32", "out") for _ in range(2)]
+    lse = device.tensor((case.rows, 6), "f32", "lse")
+    plan = Plan(device, kernels)
+    with plan.section("both"):
+        for out, scale in zip(outs, (0.1, 0.9), strict=True):
+            attention_forward(plan, out, lse, q, k, v, slot, kv_start, heads=6, kv_heads=2, head_dim=16, scale=scale,
+                              workspace=Workspace(device), impl=impl)
+    plan.run("both")
+    for out, scale in zip(outs, (0.1, 0.9), strict=True):
+        want, _ = reference.attention_forward(case.q, case.k, case.v, case.slot, case.kv_start, 6, 2, scale)
+        check([device.read(out)], [want])
+
+
+def test_a_shape_that_does_not_fit_is_named(device, kernels):
+    q, k = device.tensor((4, 96), "f32", "q"), device.tensor((4, 32), "f32", "keys")
+    row, lse = device.tensor((4,), "u32", "slot"), device.tensor((4, 5), "f32", "lse of layer 3")
+    with pytest.raises(ValueError, match=r"lse of layer 3 has shape \(4, 5\), want \(4, 6\)"):
+        attention_forward(Plan(device, kernels), q, lse, q, k, k, row, row, heads=6, kv_heads=2, head_dim=16, scale=1.0,
+                          workspace=None)
 
 
 def test_a_softcap_is_refused_by_name(device, kernels):

@@ -1,5 +1,6 @@
-"""Flash attention: nothing of size rows x slots is stored. Equations, tiling, guarantees: shaders/attention_flash.wgsl.j2.
+"""Flash attention: nothing of size rows x slots is stored.
 
+Equations, tiling and what is guaranteed: shaders/attention_flash.wgsl.j2.
 `sizes` is an ops.attention.Sizes; shapes are checked there. The backward is two passes, dq, then dk and dv.
 """
 from typing import NamedTuple
@@ -35,7 +36,8 @@ TILES = {
     "dkv": {32: SMALL, 64: Tile(16, 8, 4, 8, 4, 2), 96: Tile(16, 8, 4, 4, 4, 2), 128: Tile(16, 16, 4, 4, 4, 2),
             256: Tile(16, 16, 4, 4, 2, 2)},
 }
-# Fewer workgroups than this leave a large card idle: dkv then splits the query heads of a group.
+# Fewer workgroups than this leave a large card idle: dkv then sums each query head of a group apart, and their parts
+# after. So the last bits of dk and dv (not of anything in the forward) depend on the capacity.
 ENOUGH_WORKGROUPS = 1024
 
 
@@ -73,9 +75,9 @@ def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, wor
 
 def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):
     stats = workspace.take((sizes.rows, sizes.heads, 4), "u32", "attention stats")
-    plan.record("attention_stats", "forward", (-(-sizes.heads // 16), sizes.rows), dout=dout, out=out, lse=lse, slot=slot,
-                kv_start=kv_start, stats=stats,
-                params={"heads": sizes.heads, "head_dim": sizes.head_dim, "ld": sizes.row_ld})
+    plan.record("attention_stats", "forward", (-(-sizes.heads // 16), sizes.rows),
+                params={"heads": sizes.heads, "head_dim": sizes.head_dim, "ld": sizes.row_ld},
+                stats=stats, dout=dout, out=out, lse=lse, slot=slot, kv_start=kv_start)
     inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
     _record(plan, "dq", "backward_dq", sizes, scale, 3, dq=dq, **inputs)
     splits = splits_for(sizes)
