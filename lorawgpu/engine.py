@@ -77,9 +77,9 @@ class Engine:
         self.norm = device.tensor((1,), label="grad norm", kind="step")
         self.adapter = self._adapter(layout, tensors) if layout else None
         self._plans = {}
-        self._window = self._record_window()
         if optimizer:
             self.plan("train", options.capacity)  # the largest first: later plans reuse its buffers
+        self._window = self._record_window()  # its watch id comes last: a bad tensor is named before the bad norm
 
     def _adapter(self, layout, tensors) -> AdapterBuffers:
         def flat(name, kind):
@@ -174,6 +174,18 @@ class Engine:
                 )
             end_window(plan, self.state)
         return plan
+
+    def pace(self, flops: float):
+        """Split the submits of all plans, those yet to be recorded included, into about `flops` operations each."""
+        self.options = replace(self.options, flops_per_submit=flops)
+        for recorded in self._plans.values():
+            recorded.plan.flops_per_submit = flops
+
+    def flops(self, batch: MicroBatch) -> float:
+        """Floating-point operations of `train` on this micro-batch, those of the products alone."""
+        recorded = self.plan("train", batch.capacity)
+        names = ("forward", *recorded.heads(batch.targets), "backward")
+        return sum(record.flops for name in names for record in recorded.plan.sections[name])
 
     # Replaying
 

@@ -6,7 +6,7 @@
 import hashlib
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,17 @@ from .data.dataset import Data, DatasetSpec, Loading, load
 from .data.encode import EncodeSettings
 from .data.tokenizer import Tokenizer
 from .engine import Engine, Options
-from .errors import UserError
+from .errors import DeviceError, UserError
+from .gpu import device_errors
 from .model.adapter import start_adapter
 from .model.adapter_layout import AdapterLayout
+from .model.hf_folder import read_config
 from .model.layers import load_model
 from .model.loader import Checkpoint, open_checkpoint
 from .model.peft_config import LoraConfig
 from .optim.adamw import AdamW
 from .optim.schedule import Schedule, schedule_of
+from .pace import first_rate, flops_per_submit
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,38 @@ class Run:
         return Path(self.config.output_dir)
 
 
-def open_tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:
-    """The model's tokenizer, or None and why: pre-tokenised data need none."""
+@dataclass(frozen=True)
+class Words:
+    """What data need of a model: its tokenizer (`missing` says why there is none) and the size of its vocabulary."""
+
+    tokenizer: Tokenizer | None
+    missing: str
+    vocab_size: int | None
+
+
+def words_of(checkpoint: Checkpoint) -> Words:
+    """A model without a tokenizer is good enough for pre-tokenised data."""
     try:
-        return checkpoint.tokenizer(), ""
+        return Words(checkpoint.tokenizer(), "", checkpoint.config.vocab_size)
     except UserError as error:
-        return None, str(error)
+        return Words(None, str(error), checkpoint.config.vocab_size)
 
 
-def load_data(config: TrainConfig, checkpoint: Checkpoint, skip_bad_lines: bool = False) -> Data:
+def words_without_weights(base_model: str) -> Words:
+    """The same for a look at the data; of a folder, only the tokenizer has to be there."""
+    folder = Path(base_model)
+    if not folder.is_dir():
+        return words_of(open_checkpoint(base_model))
+    vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
+    try:
+        return Words(Tokenizer.from_hf_folder(folder), "", vocab_size)
+    except UserError as error:
+        return Words(None, str(error), vocab_size)
+
+
+def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False) -> Data:
     """The data sets of a config, tokenised and split. UserError naming file and line for what is wrong with them."""
-    tokenizer, missing = open_tokenizer(checkpoint)
+    tokenizer = words.tokenizer
     own, special = (tokenizer.chat_template, tokenizer.special_tokens) if tokenizer else (None, {})
     template = resolve_template(config.chat_template, config.chat_template_jinja, own, special)
     settings = EncodeSettings(
@@ -72,7 +96,7 @@ def load_data(config: TrainConfig, checkpoint: Checkpoint, skip_bad_lines: bool 
         settings,
         tokenizer,
         template,
-        checkpoint.config.vocab_size,
+        words.vocab_size,
         skip_bad_lines,
         Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
         config.dataset_num_proc or os.cpu_count() or 1,
@@ -85,7 +109,7 @@ def load_data(config: TrainConfig, checkpoint: Checkpoint, skip_bad_lines: bool 
         return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
     except UserError as error:
         if tokenizer is None:
-            raise UserError(f"{error}\n  tokenizer: {missing}") from None
+            raise UserError(f"{error}\n  tokenizer: {words.missing}") from None
         raise
 
 
@@ -93,7 +117,7 @@ def prepare(config: TrainConfig, skip_bad_lines: bool = False) -> Run:
     """Everything that needs no GPU. UserError for what is wrong with the model, the data or the adapter."""
     checkpoint = open_checkpoint(config.base_model)
     lora, start = start_adapter(config, checkpoint.config)
-    data = load_data(config, checkpoint, skip_bad_lines)
+    data = load_data(config, words_of(checkpoint), skip_bad_lines)
     sources = data.train + ([data.validation] if data.validation is not None else [])
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))
     # Packing fills what the config says; without it no micro-batch outgrows the longest samples.
@@ -135,7 +159,22 @@ def model_digest(checkpoint: Checkpoint) -> str:
 
 
 def build_engine(run: Run, device) -> Engine:
-    """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that."""
+    """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that.
+
+    DeviceError when it does not fit, naming the settings that would.
+    """
+    with device_errors():
+        model = load_model(device, run.checkpoint)
+        weights = dict(device.memory.held)
+        try:
+            return _engine(run, device, model)
+        except DeviceError as error:
+            reason = str(error)
+    # Here the half-built engine is gone with the exception that held it, and its buffers with it.
+    raise DeviceError(f"{reason}\n{_advice(run, device, model, weights)}")
+
+
+def _engine(run: Run, device, model, **changed) -> Engine:
     config = run.config
     options = Options(
         capacity=run.capacity,
@@ -144,10 +183,36 @@ def build_engine(run: Run, device) -> Engine:
         seed=config.seed,
         checkpointing=config.gradient_checkpointing,
         attention=config.attn_implementation,
+        flops_per_submit=flops_per_submit(first_rate(device), config.max_dispatch_ms),
     )
     optimizer = AdamW(
         config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
     )
-    model = load_model(device, run.checkpoint)
     layout = AdapterLayout(run.lora, run.checkpoint.config)
-    return Engine(device, model, options, layout, run.start, optimizer)
+    return Engine(device, model, replace(options, **changed), layout, run.start, optimizer)
+
+
+def _advice(run: Run, device, model, weights: dict) -> str:
+    """Which settings would fit, found by trying them on the device, the least painful first."""
+    config, gc = run.config, run.config.gradient_checkpointing
+    rows = config.sequence_len if config.sample_packing else run.longest
+    sizes = [config.micro_batch_size >> i for i in range(1, config.micro_batch_size.bit_length())]
+    tries = [(f"micro_batch_size {n}", token_capacity(n, rows), gc) for n in sizes]
+    tries += [("gradient_checkpointing true", run.capacity, True)] if not gc else []
+    tries += [(f"gradient_checkpointing true and micro_batch_size {n}", token_capacity(n, rows), True) for n in sizes]
+    shorter = [rows >> i for i in range(1, rows.bit_length() - 4)]
+    tries += [
+        (f"gradient_checkpointing true, micro_batch_size 1 and sequence_len {n}", token_capacity(1, n), True)
+        for n in shorter
+    ]
+    for text, capacity, checkpointing in tries:
+        device.memory.held = dict(weights)
+        try:
+            _engine(run, device, model, capacity=capacity, checkpointing=checkpointing)
+        except DeviceError:
+            continue
+        return f"It would fit with {text} (raise gradient_accumulation_steps to keep the batch)."
+    return (
+        f"Not even one short sample fits beside {sum(weights.values()):,} bytes of weights: lower lora_r, take a "
+        "smaller model or another device."
+    )

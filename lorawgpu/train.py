@@ -1,25 +1,70 @@
 """`python -m lorawgpu.train CONFIG.yaml`: fine-tune a model as a YAML file says."""
 
+import json
 import sys
+from argparse import Namespace
 
 from .cli import add_device_option, main_of, parser_of
-from .config import load_config
+from .config import TrainConfig, json_schema, load_config
+from .data.preview import preview_lines
+from .errors import UserError
 from .gpu import open_device
-from .run import build_engine, prepare
+from .planning import plan_text
+from .resume import checkpoint_to_resume, load_snapshot
+from .run import build_engine, load_data, prepare, words_without_weights
 from .trainer import Trainer
 
 
-def run(argv: list[str]) -> int:
+def parse(argv: list[str]) -> Namespace:
     parser = parser_of("train")
-    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
     parser.add_argument("--set", metavar="key=value", action="append", default=[], help="override a key of the config")
+    usage = "continue from the newest checkpoint of output_dir, or from DIR"
+    parser.add_argument("--resume", metavar="auto|DIR", nargs="?", const="auto", help=usage)
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and the memory, and stop")
+    parser.add_argument("--preview", metavar="N", type=int, help="show N samples with their trained tokens, and stop")
+    parser.add_argument("--json", action="store_true", help="the preview as JSON lines")
+    parser.add_argument("--skip-bad-lines", action="store_true", help="count and list bad lines of data instead")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of the config, for editors")
     add_device_option(parser)
     args = parser.parse_args(argv)
+    if args.config is None and not args.schema:
+        raise UserError("which config? wanted CONFIG.yaml (see lorawgpu train --help)")
+    if args.preview is not None and args.preview < 0:
+        raise UserError(f"--preview {args.preview}: wanted a number of samples")
+    if args.json and args.preview is None:
+        raise UserError("--json goes with --preview N")
+    return args
+
+
+def run(argv: list[str]) -> int:
+    args = parse(argv)
+    if args.schema:
+        print(json.dumps(json_schema(), indent=2))
+        return 0
     config = load_config(args.config, args.set)
-    prepared = prepare(config)
-    device = open_device(args.device or config.device)
-    engine = build_engine(prepared, device)
-    return Trainer(prepared, engine).train()
+    if args.preview is not None:
+        return preview(config, args)
+    return train(config, args)
+
+
+def preview(config: TrainConfig, args: Namespace) -> int:
+    words = words_without_weights(config.base_model)
+    data = load_data(config, words, args.skip_bad_lines)
+    for line in preview_lines(data.stores, words.tokenizer, args.preview, args.json, sys.stdout.isatty()):
+        print(line)
+    return 0
+
+
+def train(config: TrainConfig, args: Namespace) -> int:
+    prepared = prepare(config, args.skip_bad_lines)
+    path = checkpoint_to_resume(prepared.folder, args.resume)
+    snapshot = load_snapshot(prepared, path) if path else None
+    engine = build_engine(prepared, open_device(args.device or config.device))
+    print(plan_text(prepared, engine, str(path) if path else ""), flush=True)
+    if args.dry_run:
+        return 0
+    return Trainer(prepared, engine, snapshot).train()
 
 
 main = main_of(run)

@@ -1,29 +1,204 @@
 """The loop: windows of micro-batches -> engine -> log -> evaluate -> checkpoint."""
 
+import math
+import sys
+import time
+from pathlib import Path
+
+from .atomic import replace_file
+from .checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
+from .data.batching import Window
+from .engine import Engine
+from .errors import CheckFailed, DeviceError
+from .evaluation import evaluate_source
+from .final import save_final
+from .gpu import device_errors
+from .interrupt import Interrupts
 from .metrics import MetricsLog, Progress
-from .model.adapter import write_adapter
+from .pace import flops_per_submit
+from .prefetch import Prefetch
+from .resume import Standing, environment_notes, restore, take_snapshot
+from .run import Run
+from .watch import LateReader, Report, bad_tensors, fault
+
+METRICS_FILE, CONFIG_FILE = "metrics.jsonl", "config.yaml"
 
 
 class Trainer:
-    def __init__(self, run, engine):
+    """One run on one engine, from its start or from a snapshot."""
+
+    def __init__(self, run: Run, engine: Engine, snapshot=None):
         self.run, self.engine, self.config = run, engine, run.config
-        self.step = 0
+        self.standing = restore(engine, snapshot) if snapshot else Standing()
+        self.notes = environment_notes(snapshot, engine.device) if snapshot else []
+        self.reader = LateReader(engine)
+        self.saved: Path | None = None  # the last checkpoint of this run
+        self.work = 0.0  # operations since the last read-back that waited
+        self.since = time.perf_counter()
 
     def train(self) -> int:
+        """Train to the end, or to the first Ctrl-C or SIGTERM. Returns the exit code.
+
+        CheckFailed when too many steps in a row went wrong or the final adapter is not a good one; DeviceError when
+        the device fails. Both name the last good checkpoint.
+        """
         folder = self.run.folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(self.config.dump_yaml(), "utf-8")
-        progress = Progress(MetricsLog(folder / "metrics.jsonl"), self.run.schedule.total_steps)
-        windows = self.run.batches.windows()
-        while self.step < self.run.schedule.total_steps:
-            window = next(windows)
-            lr = self.run.schedule.lr(self.step)
-            self.step += 1
-            targets = self.engine.window(window.micro_batches, self.step, lr)
-            progress.advance(window.tokens)
-            if targets and self.step % self.config.logging_steps == 0:
-                progress.logged(self.step, self.engine.loss_sum() / targets, lr, self.engine.grad_norm())
-        write_adapter(folder, self.run.lora, self.engine.tensors(), self.run.checkpoint.name)
-        progress.close()
-        print(progress.summary())
+        replace_file(folder / CONFIG_FILE, self.config.dump_yaml().encode())
+        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None)
+        self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
+        for note in self.notes:
+            self.progress.message(f"note: not bit-exact any more: {note}")
+        try:
+            with device_errors(), Interrupts(self._notice) as interrupts:
+                self._loop(interrupts)
+                if interrupts.signum is not None:
+                    return self._interrupted(interrupts)
+                save_final(self.run, self.engine, self._fallback())
+        except DeviceError as error:
+            raise DeviceError(f"{error}\n{self._fallback()}") from error
+        finally:
+            self.progress.close()
+        print(self._summary())
         return 0
+
+    def _loop(self, interrupts: Interrupts) -> None:
+        with Prefetch(self.run.batches.windows(self.standing.data)) as windows:
+            while not self._finished():
+                self._step(next(windows))
+                if interrupts.signum is not None:
+                    break
+        if self.saved is None or self.saved.name != f"checkpoint-{self.standing.step}":
+            self._save()
+
+    def _finished(self) -> bool:
+        patience = self.config.early_stopping_patience
+        out_of_patience = patience is not None and self.standing.stale >= patience
+        return out_of_patience or self.standing.step >= self.run.schedule.total_steps
+
+    def _step(self, window: Window) -> None:
+        here = self.standing
+        lr = self.run.schedule.lr(here.step)
+        here.step += 1
+        targets = self.engine.window(window.micro_batches, here.step, lr)
+        if targets:
+            self.work += sum(self.engine.flops(batch) for batch in window.micro_batches)
+            self._note(self.reader.push(here.step))
+        else:
+            here.skipped += 1
+        here.data = window.state
+        self.progress.advance(window.tokens)
+        if targets and (here.step == 1 or self._due(self.config.logging_steps)):
+            self._log(lr, targets)
+        improved = self._due(self.config.eval_steps) and self._evaluate()
+        if improved or (here.step % self.config.save_steps == 0):
+            self._save()
+
+    def _due(self, every: int | None) -> bool:
+        """Every so many steps, and at the last one."""
+        step = self.standing.step
+        return every is not None and (step % every == 0 or step == self.run.schedule.total_steps)
+
+    # Watching
+
+    def _note(self, reports: list[Report]) -> None:
+        """Count and log bad steps among reports. CheckFailed when there were too many in a row."""
+        for report in reports:
+            self.standing.bad = report.state
+            if not report.state.bad:
+                continue
+            name = fault(self.engine, report.state)
+            self.progress.log.write(report.step, bad_step=name, bad_steps=report.state.bad_total)
+            self.progress.message(f"step {report.step}: skipped, {name} is not finite")
+            if report.state.bad_run >= self.config.max_bad_steps:
+                raise CheckFailed(self._too_many(report, name))
+
+    def _too_many(self, report: Report, name: str) -> str:
+        tensors = bad_tensors(self.engine)
+        also = f" (not finite now: {tensors[0]}, and {len(tensors) - 1} more tensors)" if tensors else ""
+        return (
+            f"{report.state.bad_run} steps in a row were not finite, the last one step {report.step}; first at fault: "
+            f"{name}{also}. Lower learning_rate ({self.config.learning_rate:g}) or lora_alpha "
+            f"({self.run.lora.alpha:g}), add warmup_steps, and look at the data (--preview). {self._fallback()}"
+        )
+
+    def _drain(self) -> Report | None:
+        """Wait for the GPU and note what it reports; the last report, if any was outstanding."""
+        reports = self.reader.drain()
+        self._note(reports)
+        return reports[-1] if reports else None
+
+    def _log(self, lr: float, targets: int) -> None:
+        here, report = self.standing, self._drain()
+        loss = math.nan if report.state.bad else report.loss_sum / targets
+        more = {"epoch": here.data.epoch, "bad_steps": here.bad.bad_total}
+        self.progress.logged(here.step, loss, lr, report.grad_norm, **more)
+        here.metrics = {"loss": None if math.isnan(loss) else loss}
+        self._set_pace()
+
+    def _set_pace(self) -> None:
+        """Cut submits by the rate since the last time the GPU was waited for."""
+        now = time.perf_counter()
+        if self.work:
+            rate = self.work / (now - self.since)
+            self.engine.pace(flops_per_submit(rate, self.config.max_dispatch_ms))
+        self.work, self.since = 0.0, now
+
+    def _evaluate(self) -> bool:
+        """Held-out loss now; whether it is the best so far."""
+        here, held_out = self.standing, self.run.data.validation
+        if held_out is None:
+            return False
+        with self.progress.paused():
+            self._drain()
+            result = evaluate_source(self.engine, held_out)
+        best = math.isfinite(result.loss) and (here.best is None or result.loss < here.best["loss"])
+        if best:
+            here.best, here.stale = {"step": here.step, "loss": result.loss}, 0
+        else:
+            here.stale += 1
+        self.progress.log.write(
+            here.step, eval_loss=result.loss, eval_perplexity=result.perplexity, eval_tokens=result.tokens
+        )
+        self.progress.message(f"step {here.step}: held-out loss {result.loss:.4f}" + (", the best" if best else ""))
+        self.work, self.since = 0.0, time.perf_counter()
+        return best
+
+    # Saving
+
+    def _save(self) -> None:
+        with self.progress.paused():
+            self._drain()
+            snapshot = take_snapshot(self.run, self.engine, self.standing)
+            self.saved = save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
+            prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
+        self.work, self.since = 0.0, time.perf_counter()
+
+    def _best(self) -> Path | None:
+        best = self.standing.best
+        return self.run.folder / f"checkpoint-{best['step']}" if best else None
+
+    def _fallback(self) -> str:
+        """What is safe on disk, for the last message of a run that went wrong."""
+        saved = self.saved or newest_checkpoint(self.run.folder)
+        if saved is None:
+            return "No checkpoint was saved yet."
+        return f"The last good checkpoint is {saved}; --resume continues from it."
+
+    def _notice(self, signal_name: str) -> None:
+        text = f"{signal_name}: finishing this step and saving; once more to leave at once"
+        print(text, file=sys.stderr, flush=True)
+
+    def _interrupted(self, interrupts: Interrupts) -> int:
+        self.progress.message(f"stopped after step {self.standing.step}, saved {self.saved}; --resume continues")
+        return interrupts.exit_code
+
+    def _summary(self) -> str:
+        here, text = self.standing, self.progress.summary()
+        if here.bad.bad_total:
+            text += f"; {here.bad.bad_total} steps were not finite and changed nothing"
+        if here.skipped:
+            text += f"; {here.skipped} windows without a target were skipped"
+        if here.best:
+            text += f"\nbest held-out loss {here.best['loss']:.4f} at step {here.best['step']}: {self._best()}"
+        return f"{text}\nadapter: {self.run.folder}"

@@ -1,6 +1,7 @@
 """Choose an adapter, ask it for exactly what the kernels use, and hand out buffers that are counted."""
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,6 +76,18 @@ def choose_adapter(choice: str, adapters: list):
         if choice.lower() in adapter.info["device"].lower():
             return adapter, f"device name contains {choice!r}"
     raise UserError(f"device {choice!r}: want auto, cpu, gpu, an index or a part of a name of\n  {listing}")
+
+
+@contextmanager
+def device_errors():
+    """Turn what wgpu raises in here (a lost device, memory that ran out, a validation error) into a DeviceError."""
+    try:
+        yield
+    except wgpu.GPUOutOfMemoryError as error:
+        raise DeviceError(f"out of GPU memory: {error}") from error
+    except wgpu.GPUError as error:
+        lost = "is lost" in str(error)
+        raise DeviceError(f"the device was lost: {error}" if lost else f"the device failed: {error}") from error
 
 
 @dataclass

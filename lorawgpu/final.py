@@ -1,0 +1,51 @@
+"""The adapter that a run ends with: written, read back from disk, and tried."""
+
+from pathlib import Path
+
+import numpy as np
+
+from .data.batching import bucket, flatten
+from .engine import Engine
+from .errors import CheckFailed, UserError
+from .model.adapter import read_adapter, write_adapter
+from .run import Run
+
+TRIED = 64  # tokens that the adapter is tried on
+
+
+def save_final(run: Run, engine: Engine, fallback: str) -> None:
+    """Write the adapter of `engine` into the run folder and check what was written.
+
+    CheckFailed, naming the `fallback`, when what is on disk is not finite, is the adapter that the run started with,
+    or does not change what the model says.
+    """
+    try:
+        write_adapter(run.folder, run.lora, engine.tensors(), run.checkpoint.name)
+        check_final(run, engine, run.folder)
+    except CheckFailed as error:
+        raise CheckFailed(f"{error}. {fallback}") from None
+
+
+def check_final(run: Run, engine: Engine, folder: Path) -> None:
+    try:
+        _, tensors = read_adapter(folder, run.checkpoint.config)
+    except UserError as error:
+        raise CheckFailed(f"the final adapter does not load: {error}") from None
+    if all(np.array_equal(tensor, run.start[name]) for name, tensor in tensors.items()):
+        raise CheckFailed(f"{folder}: the final adapter is the one that the run started with: nothing was trained")
+    with_adapter = _logits(run, engine, tensors)
+    base = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
+    without = _logits(run, engine, base)
+    engine.load("params", tensors)
+    if np.array_equal(with_adapter, without):
+        raise CheckFailed(f"{folder}: the final adapter changes nothing in what the model says")
+    if not np.isfinite(with_adapter).all():
+        raise CheckFailed(f"{folder}: with the final adapter the model's output is not finite")
+
+
+def _logits(run: Run, engine: Engine, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """The model's logits at the end of a training sample, with these adapter tensors."""
+    engine.load("params", tensors)
+    sample = next(source for source in run.data.train if len(source))[0]
+    cut = type(sample)(sample.input_ids[:TRIED], sample.labels[:TRIED])
+    return engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]))

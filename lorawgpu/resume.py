@@ -1,0 +1,126 @@
+"""Where a run stands between two steps: to a checkpoint and back, and which checkpoint to continue from."""
+
+import hashlib
+import importlib.metadata
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from . import __version__
+from .checkpoint import Snapshot, differences, list_checkpoints, load_checkpoint, newest_checkpoint, require_same
+from .data.batching import State as DataState
+from .engine import Engine
+from .errors import UserError
+from .gpu.kernel import SHADERS
+from .ops.window import State, pack_state
+from .run import Run
+
+GOOD = State(bad=False, bad_run=0, bad_total=0, record=None, windows=0)
+
+
+@dataclass
+class Standing:
+    """Host state after `step` optimizer steps; all of it goes into a checkpoint."""
+
+    step: int = 0
+    data: DataState | None = None  # what finished steps consumed; None before the first
+    skipped: int = 0  # windows without a target
+    bad: State = GOOD  # as of the last report
+    best: dict | None = None  # {"step", "loss"} of the best evaluation
+    stale: int = 0  # evaluations since then
+    metrics: dict = field(default_factory=dict)  # what was logged last
+
+    def to_json(self) -> dict:
+        return {
+            "step": self.step,
+            "epoch": self.data.epoch,
+            "data": self.data.to_dict(),
+            "skipped_windows": self.skipped,
+            "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.windows},
+            "best": self.best,
+            "evaluations_since_best": self.stale,
+            "metrics": self.metrics,
+        }
+
+    @staticmethod
+    def from_json(state: dict) -> "Standing":
+        bad = state["bad_steps"]
+        return Standing(
+            state["step"],
+            DataState.from_dict(state["data"]),
+            state["skipped_windows"],
+            State(False, bad["run"], bad["total"], None, bad["windows"]),
+            state["best"],
+            state["evaluations_since_best"],
+            state["metrics"],
+        )
+
+
+def environment(device) -> dict[str, str]:
+    """What may change rounding without being wrong: versions, kernels, adapter and driver."""
+    kernels = hashlib.blake2b(digest_size=16)
+    for file in sorted(SHADERS.rglob("*.wgsl*")):
+        kernels.update(file.read_bytes())
+    versions = {name: importlib.metadata.version(name) for name in ("numpy", "wgpu")}
+    own = {"lorawgpu": __version__, "kernels": kernels.hexdigest()}
+    return own | versions | {"device": device.name, "driver": device.driver}
+
+
+def checkpoint_to_resume(run_folder: Path, choice: str | None) -> Path | None:
+    """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one), or None to start afresh.
+
+    UserError when starting afresh, or from another place, would mix two runs in one folder.
+    """
+    found = list_checkpoints(run_folder)
+    if choice is None:
+        if found:
+            raise UserError(
+                f"{run_folder} already holds a run, up to {found[-1].name}: continue it with --resume, "
+                "or choose another output_dir"
+            )
+        return None
+    if choice == "auto":
+        newest = newest_checkpoint(run_folder)
+        if found and newest is None:
+            raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
+        return newest
+    path = Path(choice).expanduser().absolute()
+    if found and found[-1].resolve() != path.resolve():
+        raise UserError(
+            f"--resume {choice}: {run_folder} holds {found[-1].name}, which another course of training would mix with; "
+            "choose another output_dir, or move the later checkpoints away"
+        )
+    return path
+
+
+def load_snapshot(run: Run, path: Path) -> Snapshot:
+    """Read a checkpoint. UserError naming every difference when it was made with another model, data or adapter."""
+    snapshot = load_checkpoint(path)
+    try:
+        saved = {"identity": snapshot.state["identity"], "standing": Standing.from_json(snapshot.state)}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: its state lacks or garbles {error}; made by another version?") from None
+    require_same(saved["identity"], run.identity, path)
+    return snapshot
+
+
+def restore(engine: Engine, snapshot: Snapshot) -> Standing:
+    """Put a snapshot on the GPU, bad-step counters included; returns where it stands."""
+    standing = Standing.from_json(snapshot.state)
+    for part, tensors in (("params", snapshot.adapter), ("m", snapshot.m), ("v", snapshot.v)):
+        engine.load(part, tensors)
+    engine.device.write(engine.state, pack_state(standing.bad))
+    return standing
+
+
+def environment_notes(snapshot: Snapshot, device) -> list[str]:
+    """Why continuing may not give the same bits as the run that was interrupted."""
+    return differences(snapshot.state.get("environment", {}), environment(device))
+
+
+def take_snapshot(run: Run, engine: Engine, standing: Standing) -> Snapshot:
+    """Read the adapter and its moments back; waits for the GPU."""
+    state = standing.to_json() | {"identity": run.identity, "environment": environment(engine.device)}
+    parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]
+    return Snapshot(run.lora, *parts, state)
