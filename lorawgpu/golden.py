@@ -1,0 +1,257 @@
+"""Golden cases: an outside autograd's answers, and how far from them a result may be.
+
+A case directory holds `config.json` and `model.safetensors` (or needs a model from elsewhere), `adapter_init/`,
+`batch.npz`, `case.json` and `expected.npz`; tests/golden/README.md says what is in them. Any part of `expected.npz` may
+be absent and is then not compared. Nothing here needs a GPU: `lorawgpu.verify` computes the results.
+"""
+
+import sys
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .data.batching import Sample
+from .errors import UserError
+from .model.adapter import read_adapter
+from .model.files import brief, read_json_object
+from .model.loader import Checkpoint, open_checkpoint
+from .model.peft_config import LoraConfig
+
+STEPS = 3  # optimizer steps of a case
+TOLERANCE = 1e-4  # or five times the drift of the outside float32 run from its float64 one, if that is more
+DRIFTS = 5
+FLIP_MARGIN = 3e-6  # float32 noise: an int8 rounding closer than this to a tie may flip
+FLIP_TOLERANCE = 5e-2  # what one flipped rounding may change
+GREEDY_GAP, FLIP_GREEDY_GAP = 1e-3, 0.1  # a choice whose logit margin is smaller may differ
+QUANTITIES = {  # of a JSON line: the name that case.json gives to the drift of this quantity
+    "loss_abs_err": "loss",
+    "logits_rel": "logits",
+    "grad_rel_max": "grad",
+    "grad_norm_rel_max": "grad_norm",
+    "step_loss_abs_err": "step_losses",
+    "after3_rel_max": "after3",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """As read. `samples`: the rows of the batch without their padding; `mask`, bool [B, T]: where these were."""
+
+    name: str
+    checkpoint: Checkpoint
+    lora: LoraConfig
+    tensors: dict  # the adapter at the start, by PEFT name
+    samples: list
+    mask: np.ndarray
+    settings: dict  # case.json
+    expected: dict  # expected.npz
+
+    def part(self, prefix: str) -> dict:
+        """Expected arrays "<prefix>.<tensor>", by tensor."""
+        prefix += "."
+        return {k.removeprefix(prefix): v for k, v in self.expected.items() if k.startswith(prefix)}
+
+    def has(self, *names: str) -> bool:
+        """Whether any of these is expected; a name with a dot stands for all "<name><tensor>"."""
+        return any(k in names or k.split(".")[0] + "." in names for k in self.expected)
+
+    def may_flip(self, phase: str) -> bool:
+        """Whether a rounding of this phase ("loss", "steps" or "greedy") is too close to a tie to be compared."""
+        margin = (self.settings.get("rounding_margin") or {}).get(phase)
+        return margin is not None and margin < FLIP_MARGIN
+
+    def tolerance(self, quantity: str, phase: str) -> float:
+        """The error that `quantity`, a name in `float32_vs_float64`, may have."""
+        if self.may_flip(phase):
+            return FLIP_TOLERANCE
+        return max(TOLERANCE, DRIFTS * ((self.settings.get("float32_vs_float64") or {}).get(quantity) or 0.0))
+
+
+@dataclass
+class Result:
+    """What a run of a case gave, in the expectation's form; None where nothing was expected."""
+
+    loss: float | None = None
+    logits: np.ndarray | None = None  # [tokens, V]: the rows where the mask is 1
+    grads: dict | None = None
+    step_losses: list | None = None
+    grad_norms: list | None = None
+    after3: dict | None = None
+    greedy: np.ndarray | None = None  # [tokens, V]: the logits before each expected token
+    base_greedy: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    key: str  # in the JSON line
+    error: float
+    tolerance: float
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.tolerance  # false for NaN
+
+
+def read_case(folder: str | Path, model: str | None = None) -> Case:
+    """Read and check a case; a case without a model of its own takes `model`.
+
+    UserError, naming the file, for anything that is missing, damaged or does not fit together.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; wanted a golden case directory, holding case.json")
+    settings = read_json_object(folder / "case.json")
+    own = (folder / "config.json").exists()
+    if not own and model is None:
+        named = f"; case.json names {brief(settings['model'])}" if "model" in settings else ""
+        raise UserError(f"{folder}: holds no model (config.json); give one with --model{named}")
+    checkpoint = open_checkpoint(folder if own else model)
+    lora, tensors = read_adapter(folder / "adapter_init", checkpoint.config)
+    samples, mask = _read_batch(folder / "batch.npz", checkpoint.config.vocab_size)
+    expected = _read_arrays(folder / "expected.npz")
+    case = Case(folder.resolve().name, checkpoint, lora, tensors, samples, mask, settings, expected)
+    _check_expected(folder / "expected.npz", case)
+    if case.has("step_losses", "grad_norms", "after3.", "greedy") and not settings.get("adamw"):
+        raise UserError(f"{folder}/case.json: adamw is missing; the optimizer steps in expected.npz need its settings")
+    return case
+
+
+def _read_arrays(path: Path) -> dict:
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: no readable .npz of plain arrays: {error}") from None
+
+
+def _read_batch(path: Path, vocab: int) -> tuple[list, np.ndarray]:
+    """The rows as samples without their right padding, and where they were."""
+    arrays = _read_arrays(path)
+    if missing := {"input_ids", "labels", "attention_mask"} - arrays.keys():
+        raise UserError(f"{path}: {sorted(missing)[0]} is missing")
+    ids, labels, mask = (arrays[name] for name in ("input_ids", "labels", "attention_mask"))
+    if ids.ndim != 2 or not ids.shape == labels.shape == mask.shape:
+        raise UserError(
+            f"{path}: shapes {ids.shape}, {labels.shape}, {mask.shape}; wanted [B, T] for ids, labels, mask"
+        )
+    mask = mask.astype(bool)
+    if (mask[:, 1:] & ~mask[:, :-1]).any():
+        raise UserError(f"{path}: attention_mask has a 1 after a 0; wanted padding on the right only")
+    real = ids[mask]
+    if not np.issubdtype(ids.dtype, np.integer) or (real < 0).any() or (real >= vocab).any():
+        raise UserError(f"{path}: input_ids holds values that are no token of a vocabulary of {vocab}")
+    rows = [Sample(i[m].astype(np.int32), x[m].astype(np.int32)) for i, x, m in zip(ids, labels, mask, strict=True)]
+    if not any(row.targets for row in rows):
+        raise UserError(f"{path}: labels hold no target token")
+    return rows, mask
+
+
+def _check_expected(path: Path, case: Case):
+    """UserError unless the expected arrays are of this model, adapter and batch, and there is something to check."""
+    vocab = case.checkpoint.config.vocab_size
+    shapes = {"loss": (), "logits": (*case.mask.shape, vocab), "step_losses": (STEPS,), "grad_norms": (STEPS,)}
+    for prefix in ("grad", "after3", "grad_norm"):
+        for name in case.part(prefix):
+            if name not in case.tensors:
+                raise UserError(f"{path}: {prefix}.{name}: the adapter has no such tensor")
+            shapes[f"{prefix}.{name}"] = () if prefix == "grad_norm" else case.tensors[name].shape
+    for kind in ("greedy", "base_greedy"):
+        if kind in case.expected and f"{kind}_prompt" not in case.expected:
+            raise UserError(f"{path}: {kind} without {kind}_prompt")
+        for name in (kind, f"{kind}_prompt"):
+            ids = case.expected.get(name, np.zeros(1, int))
+            if ids.ndim != 1 or not ids.size or (ids < 0).any() or (ids >= vocab).any():
+                raise UserError(f"{path}: {name} is no list of tokens of a vocabulary of {vocab}")
+        if kind in case.expected:
+            shapes[f"{kind}_gap"] = case.expected[kind].shape
+    for name, shape in shapes.items():
+        if name in case.expected and case.expected[name].shape != shape:
+            raise UserError(f"{path}: {name} has shape {case.expected[name].shape}; wanted {shape}")
+    if not any(name in shapes for name in case.expected):
+        raise UserError(f"{path}: holds nothing that can be checked, only {sorted(case.expected)[:3]}")
+
+
+def relative_error(got, expected) -> float:
+    """||got - expected|| / ||expected||; the numerator alone where nothing is expected."""
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    return float(np.linalg.norm(got - expected) / (np.linalg.norm(expected) or 1.0))
+
+
+def compare(case: Case, result: Result) -> list[Check]:
+    """All numeric comparisons of a case: one a quantity and phase, with the worst tensor or step."""
+    x, checks = case.expected, []
+
+    def add(key, phase, errors: dict):
+        if errors:
+            where = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
+            checks.append(Check(key, errors[where], case.tolerance(QUANTITIES[key], phase), where))
+
+    if "loss" in x:
+        add("loss_abs_err", "loss", {"": abs(result.loss - float(x["loss"]))})
+    if "logits" in x:
+        add("logits_rel", "loss", {"": relative_error(result.logits, x["logits"][case.mask])})
+    add("grad_rel_max", "loss", {n: relative_error(result.grads[n], g) for n, g in case.part("grad").items()})
+    norms = case.part("grad_norm").items()
+    add("grad_norm_rel_max", "loss", {n: relative_error(np.linalg.norm(result.grads[n]), g) for n, g in norms})
+    for key, name, error in (
+        ("grad_norm_rel_max", "grad_norms", relative_error),
+        ("step_loss_abs_err", "step_losses", lambda got, want: abs(got - float(want))),
+    ):
+        if name in x:
+            pairs = enumerate(zip(getattr(result, name), x[name], strict=True), 1)
+            add(key, "steps", {f"step {i}": error(got, want) for i, (got, want) in pairs})
+    updates = {}
+    for name, stepped in case.part("after3").items():
+        start = case.tensors[name].astype(np.float64)  # the update is compared: the start would hide it
+        updates[name] = relative_error(result.after3[name] - start, stepped - start)
+    add("after3_rel_max", "steps", updates)
+    return checks
+
+
+def greedy_difference(case: Case, kind: str, logits: np.ndarray) -> str | None:
+    """The first choice of `kind` ("greedy" or "base_greedy") that may not differ and does; None when there is none.
+
+    logits [tokens, V] before each expected token, with the expected ones fed. A case that gives no margins is judged
+    by ours: the expected token may then lie that little below our choice.
+    """
+    allowed = FLIP_GREEDY_GAP if case.may_flip("greedy") else GREEDY_GAP
+    gaps = case.expected.get(f"{kind}_gap")
+    for i, (row, token) in enumerate(zip(logits, case.expected[kind], strict=True)):
+        choice = int(row.argmax())
+        gap = row[choice] - row[token] if gaps is None else gaps[i]
+        if not np.isfinite(row).all() or (choice != token and not gap < allowed):
+            return f"{kind} token {i + 1} is {choice}, expected {token} (margin {gap:.3g}, {allowed:g} may differ)"
+    return None
+
+
+def judge(case: Case, result: Result) -> tuple[dict, list]:
+    """The JSON line of a case, and a sentence for everything that is not ok."""
+    checks = compare(case, result)
+    faults = [f"{c.key} {c.error:.3g} exceeds {c.tolerance:.3g} {c.where}".rstrip() for c in checks if not c.ok]
+    matches = {}
+    for kind in ("greedy", "base_greedy"):
+        if kind in case.expected:
+            difference = greedy_difference(case, kind, getattr(result, kind))
+            matches[kind] = difference is None
+            faults += [difference] if difference else []
+    row, tolerance = {"case": case.name}, {}
+    for key, quantity in QUANTITIES.items():
+        mine = [c for c in checks if c.key == key]
+        worst = max(mine, key=lambda c: _finite(c.error), default=None)
+        row[key] = _finite(worst.error) if worst else None
+        tolerance[quantity] = max(c.tolerance for c in mine) if mine else None
+        if key == "grad_rel_max":
+            row["grad_worst"] = worst.where if worst else None
+    row |= {"greedy_match": matches.get("greedy"), "tolerance": tolerance, "ok": not faults}
+    return row, faults
+
+
+def _finite(error: float) -> float:
+    """JSON has no NaN and no infinity: the largest number stands for them."""
+    return float(np.nan_to_num(error, nan=sys.float_info.max, posinf=sys.float_info.max))
