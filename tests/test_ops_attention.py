@@ -125,16 +125,15 @@ def check(got, want, tolerance=TOLERANCE):
 
 CASES = {
     "one token": Case([1], 1, 1, 8),
-    "3 tokens, HD 6": Case([3], 4, 1, 6),
+    "3 tokens, HD 8": Case([3], 1, 1, 8),
+    "33, HD 6, GQA 4/1": Case([33], 4, 1, 6, tail=4),
     "17 in 3, GQA 9/3": Case([5, 1, 11], 9, 3, 16, tail=2),
-    "33, HD 10": Case([33], 2, 2, 10, tail=4),
     "70 in 2, HD 64": Case([41, 29], 3, 1, 64, tail=3, spare=9),
     "130 in 4, GQA 20/5, HD 16": Case([100, 1, 16, 13], 20, 5, 16, tail=5),
     "130, HD 128": Case([130], 2, 1, 128),
     "75, HD 80": Case([70, 5], 2, 1, 80),
-    "70, HD 32": Case([70], 4, 2, 32),
     "40, HD 256": Case([40], 1, 1, 256),
-    "window": Case([90, 30], 2, 1, 32, window=20),
+    "window, HD 32": Case([90, 30], 2, 1, 32, window=20),
 }
 
 

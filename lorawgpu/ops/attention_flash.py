@@ -33,7 +33,7 @@ TILES = {
                 256: Tile(16, 16, 4, 4, 2, 2)},
     "dq": {32: SMALL, 64: Tile(16, 8, 8, 4, 4, 2), 96: Tile(16, 8, 4, 8, 4, 2), 128: Tile(8, 16, 8, 4, 4, 2),
            256: Tile(16, 16, 4, 4, 2, 2)},
-    "dkv": {32: SMALL, 64: Tile(16, 8, 4, 8, 4, 2), 96: Tile(16, 8, 4, 4, 4, 2), 128: Tile(16, 16, 4, 4, 4, 2),
+    "dkv": {32: SMALL, 64: Tile(16, 8, 4, 8, 4, 2), 96: Tile(16, 8, 4, 4, 4, 2), 128: Tile(8, 16, 4, 8, 4, 2),
             256: Tile(16, 16, 4, 4, 2, 2)},
 }
 # Fewer workgroups than this leave a large card idle: dkv then sums each query head of a group apart, and their parts

@@ -3,7 +3,7 @@
 //   softmax           weights -> attn, in place; lse[t,h] = log(sum_j exp(weights))
 //   apply             row_out[t,h,d] = scale * sum_j attn[h,t,j] cache[j,h/G,d]    (out, and dq from dscores)
 //   softmax_backward  weights = attn (weights - sum_j attn weights), in place      (dattn -> dscores)
-//   apply_transposed  slot_out[j,d] = scale * sum over G heads and t of attn[h,t,j] x[t,h,d]   (dv, and dk from dscores)
+//   apply_transposed  slot_out[j,d] = scale * sum over G heads and t of attn[h,t,j] x[t,h,d]   (dv; dk from dscores)
 // x, row_out [rows, row_ld]; cache, slot_out [slots, slot_ld]; weights, attn [heads, rows, span], span >= slots.
 // Row t sees the slots kv_start[t] .. slot[t]. `scores` writes only tiles that some row sees; both softmaxes write every
 // weight, zero where a row may not look. apply_transposed needs slot[t] = t and segment_end <= rows.
