@@ -16,11 +16,11 @@ from .data.batching import Batches, BatchSettings, token_capacity
 from .data.cache import default_cache_dir
 from .data.chat import resolve_template
 from .data.dataset import Data, DatasetSpec, Loading, load
-from .data.encode import EncodeSettings
+from .data.encode import EncodeSettings, NeedsTokenizer
 from .data.tokenizer import Tokenizer
 from .engine import Engine, Options
 from .errors import DeviceError, UserError
-from .gpu import device_errors
+from .gpu import KernelCache, device_errors
 from .model.adapter import start_adapter
 from .model.adapter_layout import AdapterLayout
 from .model.hf_folder import read_config
@@ -107,10 +107,8 @@ def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False) -
 
     try:
         return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
-    except UserError as error:
-        if tokenizer is None:
-            raise UserError(f"{error}\n  tokenizer: {words.missing}") from None
-        raise
+    except NeedsTokenizer as error:
+        raise UserError(f"{error}: {words.missing}") from None
 
 
 def prepare(config: TrainConfig, skip_bad_lines: bool = False) -> Run:
@@ -158,7 +156,7 @@ def model_digest(checkpoint: Checkpoint) -> str:
     return hashed.hexdigest()
 
 
-def build_engine(run: Run, device) -> Engine:
+def build_engine(run: Run, device, kernels: KernelCache | None = None) -> Engine:
     """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that.
 
     DeviceError when it does not fit, naming the settings that would.
@@ -167,14 +165,14 @@ def build_engine(run: Run, device) -> Engine:
         model = load_model(device, run.checkpoint)
         weights = dict(device.memory.held)
         try:
-            return _engine(run, device, model)
+            return _engine(run, device, model, kernels)
         except DeviceError as error:
             reason = str(error)
     # Here the half-built engine is gone with the exception that held it, and its buffers with it.
     raise DeviceError(f"{reason}\n{_advice(run, device, model, weights)}")
 
 
-def _engine(run: Run, device, model, **changed) -> Engine:
+def _engine(run: Run, device, model, kernels=None, **changed) -> Engine:
     config = run.config
     options = Options(
         capacity=run.capacity,
@@ -189,7 +187,7 @@ def _engine(run: Run, device, model, **changed) -> Engine:
         config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
     )
     layout = AdapterLayout(run.lora, run.checkpoint.config)
-    return Engine(device, model, replace(options, **changed), layout, run.start, optimizer)
+    return Engine(device, model, replace(options, **changed), layout, run.start, optimizer, kernels)
 
 
 def _advice(run: Run, device, model, weights: dict) -> str:

@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 from .cli import add_device_option, main_of, parser_of
 from .config import TrainConfig, json_schema, load_config
@@ -57,8 +58,8 @@ def preview(config: TrainConfig, args: Namespace) -> int:
 
 
 def train(config: TrainConfig, args: Namespace) -> int:
+    path = checkpoint_to_resume(Path(config.output_dir), args.resume)
     prepared = prepare(config, args.skip_bad_lines)
-    path = checkpoint_to_resume(prepared.folder, args.resume)
     snapshot = load_snapshot(prepared, path) if path else None
     engine = build_engine(prepared, open_device(args.device or config.device))
     print(plan_text(prepared, engine, str(path) if path else ""), flush=True)

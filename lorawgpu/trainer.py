@@ -170,7 +170,10 @@ class Trainer:
         with self.progress.paused():
             self._drain()
             snapshot = take_snapshot(self.run, self.engine, self.standing)
-            self.saved = save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
+            try:
+                self.saved = save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
+            except CheckFailed as error:
+                raise CheckFailed(f"{error}. {self._fallback()}") from None
             prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
         self.work, self.since = 0.0, time.perf_counter()
 

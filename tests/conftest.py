@@ -32,3 +32,11 @@ def plan(device, kernels):
 def pytest_collection_modifyitems(items):
     """Long tests last, so that a quick failure shows within minutes."""
     items.sort(key=lambda item: item.get_closest_marker("long") is not None)
+
+
+@pytest.fixture
+def lab(device, kernels):
+    """Starts whole training runs on the session's device (tests/tiny_run.py)."""
+    from tiny_run import Lab
+
+    return Lab(device, kernels)

@@ -15,6 +15,10 @@ from lorawgpu.errors import UserError
 STRATEGIES = ("truncate", "drop", "raise")
 
 
+class NeedsTokenizer(UserError):
+    """The data are text and there is no tokenizer; the caller knows why."""
+
+
 @dataclass(frozen=True)
 class EncodeSettings:
     """What decides ids and labels besides data, tokenizer and template; the names are those of the config."""
@@ -50,7 +54,7 @@ class Encoder:
         vocab_size: int | None = None,
     ):
         if tokenizer is None and kind != "pretokenized":
-            raise UserError(f"data of type {kind} needs the model's tokenizer, and there is none")
+            raise NeedsTokenizer(f"data of type {kind} needs the model's tokenizer, and there is none")
         self.kind, self.settings, self.tokenizer, self.template = kind, settings, tokenizer, template
         self.vocab_size = vocab_size
         self.special_ids = [] if tokenizer is None else sorted(tokenizer.special_ids)

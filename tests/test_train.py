@@ -1,0 +1,382 @@
+"""The loop from a config file to an adapter: what it learns, what it logs, what it leaves alone."""
+
+import json
+import math
+import resource
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import wgpu
+import yaml
+from golden_case import GOLDEN, reference_model
+from tiny_run import MODEL, adapter_bytes, losses, write_config, write_data
+
+from lorawgpu import train as command
+from lorawgpu.config import load_config
+from lorawgpu.data.batching import IGNORE, MicroBatch
+from lorawgpu.errors import CheckFailed, DeviceError
+from lorawgpu.evaluation import evaluate_source
+from lorawgpu.gpu import open_device
+from lorawgpu.metrics import read_metrics
+from lorawgpu.model.adapter import read_adapter
+from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.optim.schedule import Schedule
+from lorawgpu.reference.adamw import grad_norm
+from lorawgpu.reference.model import window_gradients
+from lorawgpu.run import build_engine, prepare
+from lorawgpu.trainer import Trainer
+
+ADAPTER = MODEL / "adapter_init"  # B is not zero: every gradient is alive
+
+
+def test_eight_examples_are_learned_by_heart(tmp_path, capsys):
+    config = write_config(tmp_path, micro_batch_size=8, max_steps=60, learning_rate=2e-2, logging_steps=20)
+    assert command.main([str(config)]) == 0
+    folder = tmp_path / "out"
+    assert losses(folder)[0] > 5 and losses(folder)[-1] < 0.05
+    lora, tensors = read_adapter(folder, open_checkpoint(MODEL).config)
+    assert lora.r == 4 and all(np.isfinite(t).all() for t in tensors.values())
+    out, err = capsys.readouterr()
+    for word in ("device ", "adapter ", "memory ", "weights", "60 steps"):
+        assert word in out
+    assert "step 60/60 loss 0.0" in err and "tok/s" in err
+    assert load_config(folder / "config.yaml") == load_config(config)
+
+
+def test_two_runs_of_one_seed_are_identical_and_of_another_seed_not(tmp_path, lab):
+    keys = {"lora_dropout": 0.2, "gradient_accumulation_steps": 2, "max_steps": 5}
+    a, b, c = (lab.train(write_config(tmp_path / n, **keys, seed=s)) for n, s in (("a", 1), ("b", 1), ("c", 2)))
+    assert adapter_bytes(a) == adapter_bytes(b) != adapter_bytes(c)
+    assert losses(a) == losses(b) != losses(c)
+
+
+def test_accumulation_splits_agree(tmp_path, lab):
+    """4 x 1, 2 x 2 and 1 x 4 see the same samples in the same windows, so they differ by float32 rounding alone."""
+    data = write_data(tmp_path / "d.jsonl", samples=10)
+    runs = [
+        lab.train(
+            write_config(tmp_path / f"{size}", datasets=[{"path": str(data)}], micro_batch_size=size, adam_epsilon=1e-3,
+                         gradient_accumulation_steps=4 // size, max_steps=6)
+        )
+        for size in (4, 2, 1)
+    ]  # fmt: skip
+    start = prepare(load_config(tmp_path / "4" / "config.yaml")).start
+    updates = [np.concatenate([(t - start[n]).ravel() for n, t in read_adapter(run)[1].items()]) for run in runs]
+    for other in updates[1:]:  # epsilon 1e-3 keeps Adam from turning rounding of tiny gradients into whole steps
+        assert np.linalg.norm(other - updates[0]) < 1e-3 * np.linalg.norm(updates[0])
+
+
+def test_loss_and_norm_are_means_over_the_targets_of_the_window(tmp_path, lab):
+    """Windows of 2 x 2 over 7 samples: the last of an epoch holds 3 samples, one micro-batch of a single one.
+
+    Against the float64 reference; the rate is too small to move the adapter.
+    """
+    data = write_data(tmp_path / "d.jsonl", samples=7)
+    keys = {"adapter": str(ADAPTER), "lora_r": None, "lora_alpha": None, "gradient_accumulation_steps": 2}
+    config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=4, learning_rate=1e-9, **keys)
+    trainer = lab.trainer(config)
+    windows = trainer.run.batches.windows()
+    windows = [next(windows) for _ in range(4)]
+    assert trainer.train() == 0
+    assert [len(w.micro_batches[-1].target_ids) for w in windows] != [0] * 4
+    assert sum(b.samples for b in windows[1].micro_batches) == 3
+    model = reference_model(open_checkpoint(MODEL), trainer.run.start, trainer.run.lora.alpha / trainer.run.lora.r)
+    logged = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "grad_norm" in r]
+    for window, record in zip(windows, logged, strict=True):
+        loss, grads = window_gradients(model, window.micro_batches)
+        assert record["loss"] == pytest.approx(loss, rel=1e-5)  # float32 against float64
+        assert record["grad_norm"] == pytest.approx(grad_norm(grads.values()), rel=1e-4)
+
+
+def test_the_rate_follows_the_schedule(tmp_path, lab):
+    folder = lab.train(write_config(tmp_path, max_steps=6, warmup_steps=2, lr_scheduler="linear"))
+    rates = [r["learning_rate"] for r in read_metrics(folder / "metrics.jsonl") if "learning_rate" in r]
+    assert rates == [Schedule("linear", 1e-2, 6, 2).lr(step) for step in range(6)]
+
+
+def test_epochs_become_steps(tmp_path):
+    data = write_data(tmp_path / "d.jsonl", samples=7)
+    for epochs, steps in ((1, 2), (3, 6), (1.5, 3), (0.2, 1)):
+        config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=None, num_epochs=epochs,
+                              gradient_accumulation_steps=2)  # fmt: skip
+        assert prepare(load_config(config)).schedule.total_steps == steps
+
+
+class Counting(Trainer):
+    """Notes the living GPU objects after every step, and the capacities that were new in it."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen, self.counts = set(), []
+
+    def _step(self, window):
+        super()._step(window)
+        capacities = {b.capacity for b in window.micro_batches}
+        counts = {k: v["count"] for k, v in wgpu.diagnostics.object_counts.get_dict().items() if k != "total"}
+        self.counts.append((bool(capacities - self.seen), counts))
+        self.seen |= capacities
+
+
+def test_no_gpu_object_is_created_after_the_first_step_of_a_capacity(tmp_path, lab):
+    data = write_data(tmp_path / "d.jsonl", samples=12, longest=30)
+    config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=30, micro_batch_size=3,
+                          gradient_accumulation_steps=2, logging_steps=4)  # fmt: skip
+    trainer = lab.trainer(config, kind=Counting)
+    assert trainer.train() == 0
+    assert len(trainer.seen) > 1
+    for (_, before), (new, after) in zip(trainer.counts[1:], trainer.counts[2:], strict=False):
+        assert new or before == after
+
+
+def test_micro_batches_of_every_kind_of_window_are_prepared_ahead_but_not_consumed(tmp_path, lab):
+    """What a checkpoint calls consumed is what finished steps used, whatever the thread has read ahead."""
+    config = write_config(tmp_path, max_steps=2, gradient_accumulation_steps=2)
+    trainer = lab.trainer(config)
+    windows = trainer.run.batches.windows()
+    expected = [next(windows).state for _ in range(2)][-1]
+    assert trainer.train() == 0
+    assert trainer.standing.data == expected
+
+
+# Steps that go wrong
+
+
+class Poisoned(Trainer):
+    """Before step `at` (from 1) one adapter element becomes not finite; before `healed` it is what it was."""
+
+    at, healed, value = 3, 5, math.nan
+
+    def _step(self, window):
+        tensors = self.engine.tensors()
+        name = next(n for n in tensors if "layers.1.mlp.gate_proj.lora_B" in n)
+        if self.standing.step + 1 == self.at:
+            self.kept = {part: self.engine.tensors(part) for part in ("params", "m", "v")}
+            tensors[name] = np.full_like(tensors[name], self.value)
+            self.engine.load("params", tensors)
+        if self.standing.step + 1 == self.healed:
+            for part in ("m", "v"):
+                for name, tensor in self.engine.tensors(part).items():
+                    assert np.array_equal(tensor, self.kept[part][name]), name
+            self.engine.load("params", self.kept["params"])
+        super()._step(window)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_named(tmp_path, lab, capsys, value):
+    class Case(Poisoned):
+        pass
+
+    Case.value = value
+    trainer = lab.trainer(write_config(tmp_path, max_steps=6, save_steps=100), kind=Case)
+    assert trainer.train() == 0
+    records = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    bad = [r for r in records if "bad_step" in r]
+    assert [(r["step"], r["bad_steps"]) for r in bad] == [(3, 1), (4, 2)]
+    assert all(r["bad_step"] == "layers.1.gate_up" for r in bad), bad
+    assert [r["loss"] is None for r in records if "loss" in r] == [False, False, True, True, False, False]
+    assert trainer.standing.bad.bad_total == 2 and trainer.standing.bad.bad_run == 0
+    out, err = capsys.readouterr()
+    assert "step 3: skipped, layers.1.gate_up is not finite" in err
+    assert "2 steps were not finite" in out
+
+
+class Never(Poisoned):
+    healed = None
+
+
+def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, lab):
+    config = write_config(tmp_path, max_steps=20, max_bad_steps=2, save_steps=2, logging_steps=100)
+    with pytest.raises(CheckFailed) as failed:
+        lab.train(config, kind=Never)
+    message = str(failed.value)
+    for words in ("2 steps in a row", "layers.1.gate_up", "learning_rate (0.01)", "lora_alpha", "out/checkpoint-2;"):
+        assert words in message
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, lab):
+    config = write_config(tmp_path, max_steps=20, max_bad_steps=3, save_steps=2)
+    with pytest.raises(CheckFailed, match="not saved: .*gate_proj.lora_B.* last good checkpoint is .*out/checkpoint-2"):
+        lab.train(config, kind=Never)
+    assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-2"]
+
+
+def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys):
+    config = write_config(tmp_path, max_steps=30, learning_rate=1e38, max_bad_steps=4, weight_decay=1.0)
+    assert command.main([str(config)]) == 1
+    err = capsys.readouterr().err
+    assert "error: 4 steps in a row were not finite" in err and "Traceback" not in err
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_a_final_adapter_that_says_nothing_fails(tmp_path, lab):
+    """A rate so small that B stays under float32's reach of the output: nothing changes but the file."""
+    with pytest.raises(CheckFailed, match="changes nothing in what the model says.*checkpoint-2"):
+        lab.train(write_config(tmp_path, max_steps=2, learning_rate=1e-30))
+
+
+def test_a_final_adapter_that_never_moved_fails(tmp_path, lab):
+    config = write_config(tmp_path, max_steps=2, learning_rate=1e-30, adapter=str(ADAPTER), lora_r=None,
+                          lora_alpha=None)  # fmt: skip
+    with pytest.raises(CheckFailed, match="is the one that the run started with"):
+        lab.train(config)
+
+
+def test_windows_without_a_target_are_skipped_and_counted(tmp_path, lab, capsys):
+    trainer = lab.trainer(write_config(tmp_path, max_steps=4))
+    real = trainer.run.batches.windows
+
+    def windows(state=None):
+        for number, window in enumerate(real(state)):
+            yield replace(window, micro_batches=list(map(untargeted, window.micro_batches))) if number == 1 else window
+
+    trainer.run.batches.windows = windows
+    assert trainer.train() == 0
+    assert trainer.standing.skipped == 1
+    assert "1 windows without a target were skipped" in capsys.readouterr().out
+
+
+def untargeted(batch: MicroBatch) -> MicroBatch:
+    return replace(batch, target_rows=batch.target_rows[:0], target_ids=batch.target_ids[:0])
+
+
+# Held-out data
+
+
+def test_evaluation_best_checkpoint_and_patience(tmp_path, lab):
+    """Training on random tokens can only make other random tokens less likely: the best comes early, patience ends."""
+    data, held_out = write_data(tmp_path / "d.jsonl"), write_data(tmp_path / "v.jsonl", samples=3, seed=9)
+    config = write_config(
+        tmp_path, datasets=[{"path": str(data)}], test_datasets=[{"path": str(held_out)}], eval_steps=3, max_steps=120,
+        early_stopping_patience=2, save_steps=50, save_total_limit=1, learning_rate=2e-2, logging_steps=50,
+    )  # fmt: skip
+    trainer = lab.trainer(config)
+    assert trainer.train() == 0
+    evaluations = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "eval_loss" in r]
+    best = min(evaluations, key=lambda r: r["eval_loss"])
+    assert trainer.standing.best == {"step": best["step"], "loss": best["eval_loss"]}
+    assert evaluations[-1]["step"] == best["step"] + 6 == trainer.standing.step < 120
+    assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {
+        f"checkpoint-{best['step']}", f"checkpoint-{evaluations[-1]['step']}",
+    }  # fmt: skip
+    assert best["eval_perplexity"] == pytest.approx(math.exp(best["eval_loss"]))
+    again = evaluate_source(trainer.engine, trainer.run.data.validation)
+    assert again.loss == evaluations[-1]["eval_loss"]
+
+
+def test_a_held_out_part_is_not_trained_on(tmp_path, lab):
+    trainer = lab.trainer(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2))
+    held_out = trainer.run.data.validation
+    assert len(held_out) == 3 and sum(len(s) for s in trainer.run.data.train) == 5
+    assert trainer.train() == 0
+    assert [r["eval_tokens"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "eval_tokens" in r] == [
+        sum(held_out[i].targets for i in range(3))
+    ]
+
+
+# What the command shows without training
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert command.main([str(config), "--dry-run", "--set", "micro_batch_size=3"]) == 0
+    out = capsys.readouterr().out
+    for words in ("llvmpipe", "max-storage-buffer-binding-size", "trainable parameters", "3 samples each", "MiB"):
+        assert words in out
+    assert not (tmp_path / "out").exists()
+
+
+def test_preview_as_json_lines(tmp_path, capsys):
+    """A model folder without weights is enough to look at the data."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_bytes((MODEL / "config.json").read_bytes())
+    config = write_config(tmp_path, base_model=str(model))
+    assert command.main([str(config), "--preview", "2", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["line"] for line in lines[:2]] == [1, 2]
+    assert lines[0]["labels"][:2] == [IGNORE, IGNORE] and lines[0]["labels"][2:] == lines[0]["input_ids"][2:]
+    assert lines[2]["samples"] == 8 and not (tmp_path / "out").exists()
+
+
+def test_the_schema_knows_every_key(capsys):
+    assert command.main(["--schema"]) == 0
+    assert {"base_model", "lora_r", "max_dispatch_ms"} <= json.loads(capsys.readouterr().out)["properties"].keys()
+
+
+def test_set_overrides_a_key(tmp_path):
+    config = write_config(tmp_path)
+    assert command.main([str(config), "--set", "max_steps=1", "--set", "learning_rate=1e-3"]) == 0
+    resolved = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert resolved["max_steps"] == 1 and resolved["learning_rate"] == 1e-3
+
+
+# Memory and the device
+
+
+def test_a_plan_that_does_not_fit_names_settings_that_do(tmp_path):
+    device = open_device()
+    run = prepare(load_config(write_config(tmp_path, micro_batch_size=8, sequence_len=32)))
+    build_engine(run, device)
+    needed = device.memory.total
+    with pytest.raises(DeviceError) as failed:
+        build_engine(run, open_device(budget=needed - (needed - weights_of(device)) // 3))
+    message = str(failed.value)
+    assert "out of GPU memory" in message and "It would fit with micro_batch_size" in message
+    with pytest.raises(DeviceError, match="Not even one short sample fits"):
+        build_engine(run, open_device(budget=weights_of(device) + 200_000))
+
+
+def weights_of(device) -> int:
+    return device.memory.held["weights"]
+
+
+def test_a_lost_device_ends_the_run_naming_what_was_saved(tmp_path):
+    class Unplugged(Trainer):
+        def _step(self, window):
+            if self.standing.step == 5:
+                self.engine.device.wgpu.destroy()
+            super()._step(window)
+
+    run = prepare(load_config(write_config(tmp_path, save_steps=2)))
+    with pytest.raises(DeviceError, match=r"(?s)the device was lost.*last good checkpoint is .*checkpoint-4;"):
+        Unplugged(run, build_engine(run, open_device())).train()
+
+
+def test_submits_are_paced_by_what_was_measured(tmp_path, lab):
+    trainer = lab.trainer(write_config(tmp_path, max_steps=3, max_dispatch_ms=1))
+    assert trainer.train() == 0
+    limit = trainer.engine.options.flops_per_submit
+    assert 0 < limit < math.inf
+    assert {r.plan.flops_per_submit for r in trainer.engine._plans.values()} == {limit}
+
+
+@pytest.mark.long
+def test_memory_stays_flat_over_500_steps(tmp_path, lab):
+    class Weighed(Trainer):
+        sizes = []
+
+        def _step(self, window):
+            super()._step(window)
+            if self.standing.step in (100, 500):
+                self.sizes.append((resident_bytes(), self.engine.device.memory.total))
+
+    data = write_data(tmp_path / "d.jsonl", samples=50, longest=30)
+    config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=500, save_steps=50, logging_steps=5,
+                          lora_dropout=0.1, gradient_accumulation_steps=2)  # fmt: skip
+    lab.train(config, kind=Weighed)
+    (host_before, gpu_before), (host_after, gpu_after) = Weighed.sizes
+    assert gpu_after == gpu_before
+    assert host_after < host_before + (16 << 20)  # 40 KiB a step would show
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_bitnet_trains_too(tmp_path, lab):
+    config = write_config(tmp_path, base_model=str(GOLDEN / "bitnet_packed"), max_steps=12, micro_batch_size=8)
+    folder = lab.train(config)
+    assert losses(folder)[-1] < losses(folder)[0]
