@@ -96,7 +96,7 @@ class Bench:
         return plan
 
     def check(self, plan, *sections):
-        """Run, and compare the first sequence and key/value head with float64. -> largest error over largest value, by name."""
+        """Run; -> by output, the largest error over the largest value of the first sequence and key/value head."""
         for name in OUTPUTS:  # what an earlier tile wrote must not pass for this one's
             self.device.write(self.gpu[name], np.full(self.gpu[name].shape, np.nan, np.float32))
         plan.run(*sections)
