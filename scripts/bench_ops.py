@@ -163,6 +163,7 @@ def main():
     parser.add_argument("--warmup", type=float, default=4.0)
     parser.add_argument("--tiles", nargs="*", default=[None])
     parser.add_argument("--kinds", nargs="*", default=["ternary", "ternary_t", "bf16", "bf16_t", "f32"])
+    parser.add_argument("--only", nargs="*")
     args = parser.parse_args()
     device = open_device(args.device)
     kernels, rng = KernelCache(device), np.random.default_rng(0)
@@ -174,6 +175,8 @@ def main():
     best = torch_peak(args.tokens, 4096, 4096)
     print("torch f32", f"{best / 1e12:.1f} T" if best else "absent")
     for name, (out, inner) in SHAPES[args.shape].items():
+        if args.only and name not in args.only:
+            continue
         for kind in args.kinds:
             for tile in args.tiles:
                 elapsed, error = case(device, kernels, kind, args.tokens, out, inner, rng, tile)

@@ -12,6 +12,7 @@ TILES = {
     "skinny": (64, 16, 4, 4),
     "flat": (16, 64, 4, 4),
 }
+BUSY = 128  # workgroups that keep a large GPU busy
 DEPTH = 16  # BK: 16 x (128 + 128) floats fill WebGPU's 16 KiB of workgroup memory
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
 
@@ -56,15 +57,18 @@ NO_LORA = {"ldh4": 0, **{f"{n}{i}": 0 for n in "rhl" for i in range(3)}}
 ONE_SEGMENT = Segments((NEVER,), (1.0,))
 
 
-def choose_tile(m: int, n: int) -> str:
-    """The tile of a product, by its shape alone: never timed, so that a run is the same on every machine."""
+def choose_tile(m: int, n: int, decoded: bool = False) -> str:
+    """The tile of a product, by its shape alone: never timed, so that a run is the same on every machine.
+
+    `decoded`: B is ternary and becomes floats in the tile load, which a larger tile does less often.
+    """
     if n <= 48:
         return "skinny"
     if m <= 48:
         return "flat"
-    if m >= 128 and n >= 128 and -(-m // 128) * -(-n // 128) >= 128:
+    if decoded and -(-m // 128) * -(-n // 128) >= BUSY:
         return "large"
-    return "medium" if -(-m // 64) * -(-n // 64) >= 128 else "small"
+    return "medium" if -(-m // 64) * -(-n // 64) >= BUSY else "small"
 
 
 def matmul(
@@ -109,7 +113,8 @@ def matmul(
         raise ValueError(
             f"matmul {out.label}: {splits} splits want out [{splits}, {m}, {n}] and no epilogue, got {out.shape}"
         )
-    bm, bn, tm, tn = TILES[tile or choose_tile(m, n)]
+    bm, bn, tm, tn = TILES[tile or choose_tile(m, n, store == "ternary" and not int8)]
+    store = "ternary_int8" if int8 else store
     depth = k // 4 if int8 else k  # int8 counts words of four
     span = -(-depth // (splits * DEPTH)) * DEPTH
     params = {
@@ -119,7 +124,7 @@ def matmul(
         "k_span": span,
         "lda4": lda // 4,
         "a_off4": a_off // 4,
-        "ldb4": ldb if store == "ternary" else ldb // 4,
+        "ldb4": ldb if store.startswith("ternary") else ldb // 4,
         "b_off4": b_off // 4,
         "ldo4": ldo // 4,
         "o_off4": o_off // 4,
@@ -144,11 +149,12 @@ def matmul(
         "arith": "int8" if int8 else "f32",
         "a_layout": a_layout,
         "b_layout": b_layout,
-        "store": "ternary_int8" if int8 else store,
+        "store": store,
         "lora": lora.kind if lora else "none",
         "residual": residual is not None,
         "accumulate": accumulate,
-        "scaled": store == "ternary",
+        "scaled": store in ("ternary", "ternary_int8"),
+        "unroll": not plan.device.is_cpu,  # a software adapter compiles for seconds what it runs no faster
     }
     plan.record(
         "matmul",
