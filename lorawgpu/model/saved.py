@@ -6,6 +6,11 @@ from ..gpu.tensor import Tensor
 from .adapter_layout import GROUPS
 
 
+def take_h(c, layer) -> dict:
+    """Buffers of a layer's adapters: group name -> [rows, rank]. Layers differ in which they have and in their ranks."""
+    return {name: c.take(g.rank, f"h {name}") for name in GROUPS if (g := c.group(layer, name))}
+
+
 @dataclass
 class Saved:
     """Activations of one layer, f32 [rows, width]; the rest is cheap to compute again. None where it does not apply."""
@@ -21,7 +26,7 @@ class Saved:
     x1: Tensor
     rstd_post: Tensor
     gu: Tensor
-    h: dict  # group name -> [rows, rank]
+    h: dict  # take_h
 
     @staticmethod
     def take(c, layer, cache=None) -> "Saved":
@@ -32,7 +37,6 @@ class Saved:
         def stat(name):
             return c.work.take((c.rows,), label=name)
 
-        groups = {name: c.group(layer, name) for name in GROUPS}
         return Saved(
             x=None,
             rstd_in=stat("rstd_in"),
@@ -45,7 +49,7 @@ class Saved:
             x1=c.take(w.hidden, "x1"),
             rstd_post=stat("rstd_post"),
             gu=c.take(2 * w.mlp, "gate_up"),
-            h={name: c.take(g.rank, f"h {name}") for name, g in groups.items() if g},
+            h=take_h(c, layer),
         )
 
     def give(self, c):

@@ -2,7 +2,7 @@
 
 from ..ops.embedding import embedding_forward
 from .block import block_forward
-from .saved import Saved
+from .saved import Saved, take_h
 
 
 def embed(c, x):
@@ -32,8 +32,7 @@ def transformer_forward(c, checkpointing: bool):
 
 def share(c, layer, first: Saved) -> Saved:
     """The buffers of `first` for another layer; its adapters may be others, so h is its own."""
-    own = {name: c.take(g.rank, f"h {name}") for name in ("qkv", "o", "gate_up", "down") if (g := c.group(layer, name))}
-    return Saved(**{**first.__dict__, "x": None, "h": own})
+    return Saved(**{**first.__dict__, "x": None, "h": take_h(c, layer)})
 
 
 def infer_forward(c, x, caches, s: Saved):
@@ -41,6 +40,8 @@ def infer_forward(c, x, caches, s: Saved):
     for layer, (k, v) in zip(c.model.layers, caches, strict=True):
         with c.plan.scope(f"layers.{layer.index}"):
             s.k, s.v = k, v
+            c.work.give(*s.h.values())
+            s.h = take_h(c, layer)
             y = c.take(c.widths.hidden, "x")
             block_forward(c, layer, x, y, s)
             c.work.give(x)
