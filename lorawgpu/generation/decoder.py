@@ -5,6 +5,7 @@ step:        logits[b] after the token in row b of `rows`
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from ..errors import UserError
 from ..gpu import KernelCache, Plan, Workspace
 from ..model.adapter_layout import GROUPS
 from ..model.context import AdapterBuffers, Context, StepData, Watch
+from ..model.decode import Scratch, decode_forward, decode_head, decodes
 from ..model.kv_cache import KVCache
 from ..model.layers import Model
 from ..model.saved import Saved
@@ -20,17 +22,17 @@ from ..model.transformer import embed, infer_forward
 from ..ops.linear import linear_forward
 from ..ops.rmsnorm import rmsnorm_forward
 from ..ops.rope import rope_table
+from ..ops.rows import FIELDS, MAX_SEQUENCES, STRIDE, field, rows_buffer
 from ..ops.step import step_buffer
 from ..ops.window import state_buffer
-
-ROW_FIELDS = ("ids", "position", "slot", "kv_start")
 
 
 class Decoder:
     """Decodes up to `sequences` sequences of up to `context` tokens, base and adapter unmerged.
 
     `adapter`: the buffers of an engine, or None for the bare model; they are read at every step, so that changes of
-    an optimizer are seen. `lengths[b]`: tokens of sequence b in the cache.
+    an optimizer are seen. `matvec=False` takes the whole-sequence walk for single tokens too: slower, the check.
+    `lengths[b]`: tokens of sequence b in the cache.
     """
 
     def __init__(
@@ -43,17 +45,20 @@ class Decoder:
         sequences: int = 1,
         prefill_rows: int = 512,
         kernels: KernelCache | None = None,
+        matvec: bool = True,
     ):
+        if sequences > MAX_SEQUENCES:
+            raise ValueError(f"{sequences} sequences at once; at most {MAX_SEQUENCES}")
         self.device, self.model, self.adapter = device, model, adapter
-        self.context, self.kernels = context, kernels or KernelCache(device)
+        self.context, self.matvec, self.kernels = context, matvec, kernels or KernelCache(device)
         self.cache = KVCache.create(device, model.config, sequences, context)
         self.work, self.watch = Workspace(device), Watch()
         table = rope_table(model.config.rope.inv_freq(model.config.head_dim), self.cache.span)
         self.rope = device.upload(table, label="rope table", kind="step")
         self.state, self.step_values = state_buffer(device), step_buffer(device)
-        self.prefill_rows = bucket(prefill_rows)
+        self.prefill_rows = bucket(max(prefill_rows, sequences))
         self.prefill_data = StepData.create(device, self.prefill_rows, 1)
-        self.step_data = StepData.create(device, sequences, 1)
+        self.rows = rows_buffer(device)
         self.logits = device.tensor((sequences, model.head.rows), label="logits", kind="activations")
         self.lengths = [0] * sequences
         self._prefills, self._steps = {}, {}
@@ -93,15 +98,24 @@ class Decoder:
         if rows not in self._steps:
             self.work.rewind()
             plan = Plan(self.device, self.kernels)
+            fields = {name: field(self.rows, name, rows) for name in ("ids", "position", "slot", "kv_start")}
+            c = self._context(plan, rows, replace(self.prefill_data.rows(rows), **fields))
+            logits = self.logits.rows(0, rows)
             with plan.section("run"):
-                c = self._context(plan, rows, self.step_data.rows(rows))
-                x = self._hidden(c)
-                n, rstd = c.take(c.widths.hidden, "norm"), c.work.take((rows,), label="rstd")
-                shape = {"rows": rows, "width": c.config.hidden_size}
-                rmsnorm_forward(plan, n, rstd, x, self.model.norm, eps=c.config.rms_norm_eps, **shape)
-                linear_forward(plan, self.logits.rows(0, rows), n, self.model.head, rows=rows)
+                if self.matvec and decodes(c.config, rows):
+                    scratch = Scratch.take(c, max(map(self._rank, GROUPS)))
+                    decode_forward(c, self.rows, self.cache.layers, scratch)
+                    decode_head(c, logits, scratch)
+                else:
+                    self._whole_head(c, logits, self._hidden(c))
             self._steps[rows] = plan
         return self._steps[rows]
+
+    def _whole_head(self, c: Context, logits, x):
+        n, rstd = c.take(c.widths.hidden, "norm"), c.work.take((c.rows,), label="rstd")
+        shape = {"rows": c.rows, "width": c.config.hidden_size}
+        rmsnorm_forward(c.plan, n, rstd, x, self.model.norm, eps=c.config.rms_norm_eps, **shape)
+        linear_forward(c.plan, logits, n, self.model.head, rows=c.rows)
 
     # Running
 
@@ -125,9 +139,8 @@ class Decoder:
                 )
         self._prefill([(b, t, self.lengths[b] + i) for b, tokens in enumerate(ids) for i, t in enumerate(tokens[:-1])])
         self.lengths[: len(ids)] = [n + len(tokens) for n, tokens in zip(self.lengths, ids, strict=False)]
-        last = [(b, tokens[-1], self.lengths[b] - 1) for b, tokens in enumerate(ids)]
-        self._write(self.step_data, last, len(last))
-        self._step_plan(len(last)).run("run")
+        self._write_rows([tokens[-1] for tokens in ids])
+        self._step_plan(len(ids)).run("run")
 
     def _prefill(self, tokens: list) -> None:
         for start in range(0, len(tokens), self.prefill_rows):
@@ -140,8 +153,21 @@ class Decoder:
         """Put (sequence, id, position) tokens into step data. Spare rows repeat the last: they write what it writes."""
         sequence, ids, position = np.array([*tokens, *[tokens[-1]] * (rows - len(tokens))], np.int32).T
         first = sequence * self.cache.span
-        for name, values in zip(ROW_FIELDS, (ids, position, first + position, first), strict=True):
-            self.device.write(getattr(data, name).view(0, (rows,)), values)
+        values = {"ids": ids, "position": position, "slot": first + position, "kv_start": first}
+        for name, array in values.items():
+            self.device.write(getattr(data, name).view(0, (rows,)), array)
+
+    def _write_rows(self, ids: Sequence[int]) -> None:
+        """The sequences' state with the last token of each, which the cache does not hold yet."""
+        count = len(ids)
+        position = np.array(self.lengths[:count]) - 1
+        first = np.arange(count) * self.cache.span
+        state = np.zeros((len(FIELDS), STRIDE), np.int32)
+        values = {"ids": ids, "position": position, "slot": first + position, "kv_start": first}
+        values |= {"end": first + self.context, "stream": np.arange(count)}
+        for name, array in values.items():
+            state[FIELDS.index(name), :count] = array
+        self.device.write(self.rows, state)
 
     def read_logits(self, count: int) -> np.ndarray:
         """Logits of the first `count` sequences, float32 [count, V]. Waits for the GPU."""
