@@ -1,0 +1,96 @@
+"""Held-out loss: the command's one line, against the reference and against training's own evaluation."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from golden_case import SMALL_CASES, read_case
+from tiny_run import MODEL, write_config, write_data
+
+from lorawgpu import evaluate as command
+from lorawgpu.data.batching import IGNORE, Sample
+from lorawgpu.engine import Engine, Options
+from lorawgpu.evaluation import Evaluation, evaluate_source
+from lorawgpu.metrics import read_metrics
+from lorawgpu.model.layers import load_model
+from lorawgpu.model.loader import open_checkpoint
+
+
+def evaluate(capsys, *argv) -> dict:
+    assert command.main(list(map(str, argv))) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def write_case(case: str, path):
+    """The batch of a golden case as pre-tokenised JSONL."""
+    arrays = np.load(MODEL.parent / case / "batch.npz")
+    with open(path, "w") as file:
+        for ids, labels, keep in zip(
+            arrays["input_ids"], arrays["labels"], arrays["attention_mask"].astype(bool), strict=True
+        ):
+            file.write(json.dumps({"input_ids": ids[keep].tolist(), "labels": labels[keep].tolist()}) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("case", SMALL_CASES)
+def test_the_loss_of_a_golden_case(tmp_path, capsys, case):
+    golden = read_case(case)
+    data = write_case(case, tmp_path / "d.jsonl")
+    folder = MODEL.parent / case
+    numbers = evaluate(capsys, "--model", folder, "--adapter", folder / "adapter_init", "--data", data)
+    margin = golden.settings.get("rounding_margin", {}).get("loss", 1)
+    tolerance = 5e-2 if margin < 3e-6 else max(1e-4, 5 * golden.settings["float32_vs_float64"]["loss"])  # the cases'
+    assert numbers["loss"] == pytest.approx(golden.expected["loss"].item(), abs=tolerance)
+    assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
+    assert numbers["tokens"] == golden.batch.targets and numbers.keys() == {"loss", "perplexity", "tokens"}
+
+
+def test_as_training_evaluates(tmp_path, lab, capsys):
+    """Other capacities and neighbours: flash attention groups keys by place in the row, hence float32 rounding."""
+    held_out = write_data(tmp_path / "v.jsonl", samples=9, seed=3)
+    config = write_config(tmp_path, test_datasets=[{"path": str(held_out)}], eval_steps=2, max_steps=2)
+    folder = lab.train(config)
+    logged = [r for r in read_metrics(folder / "metrics.jsonl") if "eval_loss" in r]
+    capsys.readouterr()
+    numbers = evaluate(capsys, "--model", MODEL, "--adapter", folder, "--data", held_out)
+    assert numbers["loss"] == pytest.approx(logged[-1]["eval_loss"], rel=1e-6)
+    assert numbers["tokens"] == logged[-1]["eval_tokens"]
+
+
+def test_long_samples_are_truncated_and_reported(tmp_path, capsys):
+    data = write_data(tmp_path / "d.jsonl", samples=4, longest=20)
+    assert command.main(["--model", str(MODEL), "--data", str(data), "--sequence-len", "6"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["tokens"] == 4 * 4 and "4 truncated" in err
+
+
+def test_token_mean_over_many_batches_not_mean_of_means(device, kernels):
+    model = load_model(device, open_checkpoint(MODEL))
+    samples = [Sample(*np.arange(3, 3 + n, dtype=np.int32)[None].repeat(2, 0)) for n in (3, 30, 7, 16, 2)]
+    source = Source(samples)
+    engine = Engine(device, model, Options(32, 32), kernels=kernels)
+    whole = evaluate_source(engine, source)
+    sums = [evaluate_source(engine, Source([s])) for s in samples]
+    assert whole.tokens == sum(e.tokens for e in sums) == 2 + 29 + 6 + 15 + 1
+    expected = sum(e.loss * e.tokens for e in sums) / whole.tokens
+    assert whole.loss == pytest.approx(expected, rel=1e-6)  # float32, as above; a mean of means is off by percents
+    with pytest.raises(ValueError, match="no sample has a target"):
+        evaluate_source(engine, Source([Sample(samples[0].input_ids, np.full(3, IGNORE, np.int32))]))
+
+
+class Source(list):
+    @property
+    def lengths(self):
+        return np.array([len(s) for s in self])
+
+
+def test_perplexity_beyond_what_a_float_holds():
+    assert Evaluation(1000.0, 1).perplexity == math.inf
+
+
+def test_text_needs_a_tokenizer(tmp_path, capsys):
+    (tmp_path / "d.jsonl").write_text('{"text": "hello"}\n')
+    assert command.main(["--model", str(MODEL), "--data", str(tmp_path / "d.jsonl")]) == 2
+    err = capsys.readouterr().err
+    assert "data of type text needs the model's tokenizer" in err and "no tokenizer.json" in err

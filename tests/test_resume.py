@@ -1,0 +1,253 @@
+"""An interrupted run, resumed, ends with the bytes of the one that was not."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_run import MODEL, adapter_bytes, write_config, write_data
+
+from lorawgpu import train as command
+from lorawgpu.checkpoint import load_checkpoint, newest_checkpoint
+from lorawgpu.errors import UserError
+from lorawgpu.metrics import read_metrics
+from lorawgpu.trainer import Trainer
+
+STEPS = 9
+
+
+def everything(tmp_path: Path, name: str, **keys) -> Path:
+    """A config with all that has to be resumed: accumulation, dropout, shuffling, packing, schedule, weights."""
+    data = [write_data(tmp_path / f"{n}.jsonl", samples=n, seed=n) for n in (19, 11)]
+    sets = [{"path": str(data[0])}, {"path": str(data[1]), "weight": 0.5}]
+    defaults = {
+        "datasets": sets, "val_set_size": 2, "eval_steps": 2, "gradient_accumulation_steps": 2, "lora_dropout": 0.1,
+        "sample_packing": True, "max_steps": STEPS, "lr_scheduler": "cosine", "warmup_steps": 2, "logging_steps": 2,
+        "save_steps": 4, "weight_decay": 0.01,
+    }  # fmt: skip
+    return write_config(tmp_path / name, **(defaults | keys))
+
+
+def stopping_at(step: int) -> type[Trainer]:
+    """A trainer that gets SIGTERM while it works on that step."""
+
+    class Stopped(Trainer):
+        def _step(self, window):
+            if self.standing.step + 1 == step:
+                signal.raise_signal(signal.SIGTERM)
+            super()._step(window)
+
+    return Stopped
+
+
+def assert_same_run(a: Path, b: Path):
+    """Adapters, moments, data positions and metrics (but for what a clock says)."""
+    assert adapter_bytes(a) == adapter_bytes(b)
+    one, two = (load_checkpoint(newest_checkpoint(folder)) for folder in (a, b))
+    for snapshot in (one, two):
+        snapshot.state.pop("environment")  # versions and kernels say why bits may differ; here the bits are compared
+    assert one.state == two.state
+    for part in ("adapter", "m", "v"):
+        for name, tensor in getattr(one, part).items():
+            assert np.array_equal(tensor, getattr(two, part)[name]), (part, name)
+    assert timeless(a) == timeless(b)
+
+
+def timeless(folder: Path) -> list[dict]:
+    clock = ("tokens_per_s", "seconds", "tokens")
+    return [{k: v for k, v in r.items() if k not in clock} for r in read_metrics(folder / "metrics.jsonl")]
+
+
+@pytest.fixture
+def whole(tmp_path, lab) -> Path:
+    return lab.train(everything(tmp_path, "whole"))
+
+
+def test_stopped_anywhere_and_resumed_is_bit_equal(tmp_path, lab, whole, capsys):
+    """Steps 2, 4 (where a checkpoint is due as well) and 7 are interrupted, one after another, in a single run."""
+    config = everything(tmp_path, "cut")
+    for step in (2, 4, 7):
+        assert lab.trainer(config, "auto", stopping_at(step)).train() == 128 + signal.SIGTERM
+        assert newest_checkpoint(tmp_path / "cut" / "out").name == f"checkpoint-{step}"
+        err = capsys.readouterr().err
+        assert "SIGTERM: finishing this step" in err and f"stopped after step {step}, saved" in err
+        assert not (tmp_path / "cut" / "out" / "adapter_model.safetensors").exists()
+    assert_same_run(whole, lab.train(config, "auto"))
+
+
+def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, lab, whole):
+    """What a killed run wrote after its last checkpoint is cut from the metrics."""
+
+    class Killed(Trainer):
+        def _step(self, window):
+            if self.standing.step == 7:
+                raise ZeroDivisionError  # nothing gets a chance to save
+            super()._step(window)
+
+    config = everything(tmp_path, "cut")
+    with pytest.raises(ZeroDivisionError):
+        lab.train(config, kind=Killed)
+    folder = tmp_path / "cut" / "out"
+    assert newest_checkpoint(folder).name == "checkpoint-6"  # the best so far, or one that was due
+    assert_same_run(whole, lab.train(config, "auto"))
+
+
+def test_a_finished_run_resumes_to_itself_and_can_be_made_longer(tmp_path, lab, whole):
+    config = everything(tmp_path, "whole")
+    before = adapter_bytes(whole)
+    assert lab.train(config, "auto") == whole and adapter_bytes(whole) == before
+    longer = everything(tmp_path, "whole", max_steps=STEPS + 2)
+    lab.train(longer, "auto")
+    assert newest_checkpoint(whole).name == f"checkpoint-{STEPS + 2}"
+
+
+def test_resume_from_a_named_checkpoint_into_another_folder(tmp_path, lab, whole):
+    config = everything(tmp_path, "branch")
+    folder = lab.train(config, str(whole / "checkpoint-8"))
+    assert adapter_bytes(folder) == adapter_bytes(whole)
+    with pytest.raises(UserError, match="checkpoint-9, which another course of training would mix with"):
+        lab.trainer(everything(tmp_path, "whole"), str(whole / "checkpoint-8"))
+
+
+def test_bad_step_counters_and_best_are_resumed(tmp_path, lab):
+    trainer = lab.trainer(everything(tmp_path, "a"), kind=stopping_at(4))
+    trainer.train()
+    trainer.standing.bad = trainer.standing.bad.__class__(False, 1, 2, None, 4)
+    trainer._save()
+    resumed = lab.trainer(everything(tmp_path, "a"), "auto")
+    assert resumed.standing == trainer.standing and resumed.standing.best["step"] in (2, 4)
+    state = resumed.engine.steps_state()
+    assert (state.bad_run, state.bad_total, state.windows) == (1, 2, 4)
+
+
+def test_auto_without_a_checkpoint_starts_afresh(tmp_path, lab):
+    config = write_config(tmp_path, max_steps=1)
+    assert adapter_bytes(lab.train(config, "auto"))
+
+
+# What is refused
+
+
+def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab):
+    config = write_config(tmp_path, max_steps=1)
+    lab.train(config)
+    before = adapter_bytes(tmp_path / "out")
+    assert command.main([str(config)]) == 2
+    err = capsys.readouterr().err
+    assert "already holds a run, up to checkpoint-1: continue it with --resume, or choose another output_dir" in err
+    assert adapter_bytes(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"lora_r": 8}, "lora_r: the checkpoint has 4, this run 8"),
+        ({"seed": 1}, "seed: the checkpoint has 42, this run 1"),
+        ({"micro_batch_size": 1}, "micro_batch_size: the checkpoint has 2, this run 1"),
+        ({"base_model": "other"}, "model: the checkpoint has"),
+        ({"datasets": "other"}, "data: the checkpoint has"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, lab, changed, words):
+    lab.train(write_config(tmp_path, max_steps=1))
+    if "base_model" in changed:
+        changed = {"base_model": str(shutil.copytree(MODEL, tmp_path / "model"))}
+        weights = tmp_path / "model" / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-2] ^= 1
+        weights.write_bytes(content)
+    if "datasets" in changed:
+        changed = {"datasets": [{"path": str(write_data(tmp_path / "other.jsonl", seed=5))}]}
+    assert command.main([str(write_config(tmp_path, max_steps=2, **changed)), "--resume"]) == 2
+    err = capsys.readouterr().err
+    assert words in err and "checkpoint-1: made by another run" in err and "Traceback" not in err
+
+
+def test_a_garbled_state_is_refused(tmp_path, capsys, lab):
+    folder = lab.train(write_config(tmp_path, max_steps=1))
+    file = folder / "checkpoint-1" / "trainer_state.json"
+    state = json.loads(file.read_text())
+    del state["data"]
+    file.write_text(json.dumps(state))
+    assert command.main([str(tmp_path / "config.yaml"), "--resume"]) == 2
+    assert "its state lacks or garbles 'data'" in capsys.readouterr().err
+
+
+def test_no_whole_checkpoint_is_refused(tmp_path, capsys, lab):
+    folder = lab.train(write_config(tmp_path, max_steps=1))
+    (folder / "checkpoint-1" / "optimizer.safetensors").unlink()
+    assert command.main([str(tmp_path / "config.yaml"), "--resume"]) == 2
+    assert "none of its 1 checkpoints is whole" in capsys.readouterr().err
+
+
+# Killed from outside
+
+
+def start(config: Path) -> subprocess.Popen:
+    arguments = [sys.executable, "-m", "lorawgpu.train", str(config), "--resume"]
+    return subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def killed_and_resumed(config: Path, moments, patience=20) -> int:
+    """Kill the run with SIGKILL after each number of seconds of stepping, then let it end; how many kills hit it."""
+    kills = 0
+    for seconds in moments:
+        process = start(config)
+        steps = (line for line in process.stderr if line.startswith("step "))
+        if next(steps, None) is not None:  # training has begun: compiling is not what we want to interrupt
+            time.sleep(seconds)
+        kills += process.poll() is None
+        process.kill()
+        process.communicate()
+    process = start(config)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return kills
+
+
+def test_killed_and_resumed_is_bit_equal(tmp_path):
+    """Saving at every step, so that kills fall into saves too."""
+    keys = {"save_steps": 1, "logging_steps": 1, "max_steps": 40}
+    whole = everything(tmp_path, "whole", **keys)
+    assert command.main([str(whole)]) == 0
+    cut = everything(tmp_path, "cut", **keys)
+    assert killed_and_resumed(cut, (0.3, 0.7, 1.0)) >= 2
+    assert_same_run(tmp_path / "whole" / "out", tmp_path / "cut" / "out")
+
+
+@pytest.mark.long
+def test_killed_at_thirty_random_moments(tmp_path):
+    keys = {"save_steps": 1, "logging_steps": 1, "max_steps": 300}
+    whole = everything(tmp_path, "whole", **keys)
+    assert command.main([str(whole)]) == 0
+    rng = random.Random(int(time.time()))
+    cut = everything(tmp_path, "cut", **keys)
+    assert killed_and_resumed(cut, [rng.uniform(0, 1.0) for _ in range(30)]) >= 25
+    assert_same_run(tmp_path / "whole" / "out", tmp_path / "cut" / "out")
+
+
+def test_ctrl_c_saves_and_leaves(tmp_path):
+    config = write_config(tmp_path, max_steps=100_000, logging_steps=1)
+    process = start(config)
+    next(line for line in process.stderr if line.startswith("step "))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "SIGINT: finishing this step" in err and "Traceback" not in err
+    assert newest_checkpoint(tmp_path / "out") is not None
+
+
+def test_a_second_ctrl_c_leaves_at_once():
+    program = (
+        "import signal\nfrom lorawgpu.interrupt import Interrupts\n"
+        "with Interrupts(print):\n    signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n"
+        "    print('still here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGINT and "still here" not in done.stdout
