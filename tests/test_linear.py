@@ -1,0 +1,266 @@
+"""Linears with adapters on the GPU: forward and every gradient against reference/lora.py, dropout to the bit."""
+
+from copy import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gradcheck import relative_error
+from oplab import Lab, normal, pad
+from tiny_model import random_adapter, tiny_config
+
+from lorawgpu.gpu import Workspace, padded
+from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
+from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.model.tensors import Dense, Ternary
+from lorawgpu.model.weights import dense_weight, ternary_weight
+from lorawgpu.ops.dropout import MODULES, dropout_add, dropout_forward
+from lorawgpu.ops.linear import (
+    linear_backward,
+    linear_forward,
+    lora_back,
+    lora_backward,
+    lora_down,
+    lora_dropout_back,
+    lora_up,
+)
+from lorawgpu.ops.step import pack_step, step_buffer
+from lorawgpu.reference import lora as reference
+from lorawgpu.reference.dropout import dropout_mask, dropout_step_key
+from lorawgpu.reference.quantize import dequantize, quantize_forward
+from lorawgpu.reference.ternary import ternary_pack
+
+FLOAT32 = 3e-6  # float32 sums of some hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2
+LAYER, KEY, P = 1, dropout_step_key(7, 3, 2), 0.3
+
+# Ranks below, at and above the 4 they are padded to and the 16 of a tile; scales that differ within a group.
+QKV = LoraConfig(3, 6, ("q_proj", "v_proj"), rank_pattern={"v_proj": 21}, alpha_pattern={"q_proj": 5})
+CASES = {
+    "q, v": ("qkv", QKV),
+    "q, k, v of one scale": ("qkv", LoraConfig(8, 4, ("q_proj", "k_proj", "v_proj"))),
+    "k": ("qkv", LoraConfig(5, 5, ("k_proj",), use_rslora=True)),
+    "o": ("o", LoraConfig(16, 32, ("o_proj",))),
+    "gate, up": ("gate_up", LoraConfig(2, 8, ("gate_proj", "up_proj"), rank_pattern={"up_proj": 9})),
+    "down": ("down", LoraConfig(1, 8, ("down_proj",))),
+}
+
+
+def step_of(device):
+    step = step_buffer(device)
+    device.write(step, pack_step(key=KEY))
+    return step
+
+
+class Projection:
+    """One fused projection of a layer: its weights on the host, its adapters in flat buffers, `rows` of input."""
+
+    def __init__(self, plan, lora, group, rows, ternary=False, binding=None):
+        self.plan, self.device, self.rows = plan, plan.device, rows
+        config = tiny_config(hidden_size=123, intermediate_size=200, num_attention_heads=6, num_key_value_heads=2)
+        layout = AdapterLayout(lora, config)
+        self.group, self.lora, self.size = layout.groups[LAYER, group], lora, layout.size
+        shapes = config.linear_shapes()
+        self.modules = [f"model.layers.{LAYER}.{path}" for path in GROUPS[group]]
+        self.outs = [shapes[path][0] for path in GROUPS[group]]
+        self.width = shapes[GROUPS[group][0]][1]
+        self.tensors = random_adapter(lora, config)
+        self.layout, self.lab, self.work = layout, Lab(plan), Workspace(plan.device)
+        self.columns = np.concatenate(
+            [start + np.arange(n) for start, n in zip([0, *self.group.columns], self.outs, strict=False)]
+        )
+        self.params = self.lab.input(layout.flatten(self.tensors))
+        device = self.device
+        if binding:  # a device whose bindings are tiny: the weight comes in several parts
+            device = copy(self.device)
+            device.limits = self.device.limits | {"max-storage-buffer-binding-size": binding}
+        self.scales = [0.25 + i for i in range(len(self.outs))] if ternary else [1.0] * len(self.outs)
+        if ternary:
+            self.weights = [np.random.default_rng(n).integers(-1, 2, (n, self.width)) for n in self.outs]
+            stored = [Ternary(ternary_pack(w), len(w), s) for w, s in zip(self.weights, self.scales, strict=True)]
+            self.weight = ternary_weight(device, stored, "weight")
+        else:
+            self.weights = [normal(n, self.width, seed=i) for i, n in enumerate(self.outs)]
+            self.weight = dense_weight(device, [Dense(w, "f32") for w in self.weights], "weight")
+
+    def adapters(self):
+        """(index of the linear, A, B, scale, mask) of each path."""
+        for path in self.group.paths:
+            a, b = self.tensors[path.a.name].astype(np.float64), self.tensors[path.b.name].astype(np.float64)
+            mask = dropout_mask(KEY, LAYER, MODULES.index(path.module), self.rows, self.width, P)
+            yield path, a, b, self.lora.scale(self.modules[path.index]), mask
+
+    def fused(self, parts):
+        """Outputs of all linears -> one array with the padding of each, as the GPU has them."""
+        return np.concatenate([pad(p) for p in parts], axis=1)
+
+    def forward(self, x, p):
+        """Reference output of each linear, and u of each path."""
+        source = dequantize(*quantize_forward(x)) if self.weight.int8_input else x.astype(np.float64)
+        ys, us = [s * (source @ w.T) for w, s in zip(self.weights, self.scales, strict=True)], []
+        for path, a, b, scale, mask in self.adapters():
+            y, u = reference.lora_forward(x.astype(np.float64), a, b, scale, mask if p else None, p)
+            ys[path.index] += y
+            us.append(u)
+        return ys, us
+
+
+def unpadded(fused, columns):
+    """The real columns of a fused output; the others must be zero."""
+    assert not np.delete(fused, columns, axis=1).any(), "the padding of a row is not zero"
+    return fused[:, columns]
+
+
+@pytest.mark.parametrize("p", [0.0, P])
+@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_forward(plan, case, ternary, p):
+    group, lora = CASES[case]
+    t = Projection(plan, lora, group, rows=37, ternary=ternary)
+    x, residual = normal(37, t.width), normal(37, sum(t.outs), seed=9)
+    ys, us = t.forward(x, p)
+    shifted = t.fused(np.split(residual, np.cumsum(t.outs)[:-1], axis=1))
+    h, y = t.lab.output(37, t.group.rank), t.lab.output(37, t.weight.rows)
+    source, qscale = t.lab.padded(x), None
+    if ternary:
+        xq, s = quantize_forward(pad(x))
+        words = np.stack([(1 / s).view(np.uint32), xq.sum(1, dtype=np.int32).view(np.uint32)], 1)
+        qscale = t.lab.input(words)
+    with t.lab.section:
+        lora_down(
+            plan, t.work, h.tensor, source, t.group, t.params, rows=37, width=t.width, step=step_of(t.device), p=p
+        )
+        linear_forward(
+            plan,
+            y.tensor,
+            t.lab.input(xq.view(np.uint32)) if ternary else source,
+            t.weight,
+            rows=37,
+            qscale=qscale,
+            lora=lora_up(t.group, h.tensor, t.params),
+            residual=t.lab.input(shifted),
+        )
+    t.lab.run()
+    assert relative_error(unpadded(y.value, t.columns), np.concatenate(ys, axis=1) + residual) < FLOAT32
+    for (path, a, *_, scale, _), u in zip(t.adapters(), us, strict=True):
+        assert relative_error(h.value[:, path.h : path.h + len(a)], scale * u) < FLOAT32
+
+
+def run_backward(t, x, dy, grads, p, step):
+    """Record and run h, dh and all gradients; dx and the gradients are outputs."""
+    rows, lab, plan = t.rows, t.lab, t.plan
+    h, dh = lab.output(rows, t.group.rank), lab.output(rows, t.group.rank)
+    dx, flat = lab.output(rows, padded(t.width)), lab.output(t.size, initial=grads)
+    shape = {"rows": rows, "width": t.width, "step": step, "p": p}
+    source, fused = lab.padded(x), lab.input(dy)
+    with lab.section:
+        lora_down(plan, t.work, h.tensor, source, t.group, t.params, **shape)
+        lora_backward(
+            plan, t.work, dh.tensor, fused, h.tensor, source, t.group, t.params, flat.tensor.view(0, (t.size,)), **shape
+        )
+        back = None if p else lora_back(t.group, dh.tensor, t.params)
+        linear_backward(plan, dx.tensor, fused, t.weight, rows=rows, lora=back)
+        if p:
+            lora_dropout_back(plan, t.work, dx.tensor, dh.tensor, t.group, t.params, **shape)
+    lab.run()
+    return dx.value, t.layout.unflatten(flat.value)
+
+
+@pytest.mark.parametrize("p", [0.0, P])
+@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_backward(plan, case, ternary, p):
+    check_backward(Projection(plan, CASES[case][1], CASES[case][0], rows=36, ternary=ternary), p)
+
+
+@pytest.mark.parametrize("p", [0.0, P])
+def test_long_reductions_are_split(plan, p):
+    """Over 1024 rows dA and dB are sums of partial sums."""
+    check_backward(Projection(plan, QKV, "qkv", rows=1100), p)
+
+
+def check_backward(t, p):
+    rows = t.rows
+    x, dys = normal(rows, t.width), [normal(rows, n, seed=10 + i) for i, n in enumerate(t.outs)]
+    before = normal(t.size, seed=4)  # of other micro-batches: gradients are added to
+    old = t.layout.unflatten(before)
+    dx, grads = run_backward(t, x, t.fused(dys), before, p, step_of(t.device))
+    expected = sum(s * dy @ w.astype(np.float64) for dy, w, s in zip(dys, t.weights, t.scales, strict=True))
+    touched = set()
+    for path, a, b, scale, mask in t.adapters():
+        kept = (mask, p) if p else (None, 0.0)
+        u = reference.lora_forward(x.astype(np.float64), a, b, scale, *kept)[1]
+        part, dA, dB = reference.lora_backward(dys[path.index], x, u, a, b, scale, *kept)
+        expected = expected + part
+        for slot, grad in ((path.a, dA), (path.b, dB)):
+            touched.add(slot.name)
+            assert relative_error(grads[slot.name], old[slot.name] + grad) < FLOAT32, slot.name
+    assert relative_error(dx[:, : t.width], expected) < FLOAT32
+    assert not dx[:, t.width :].any(), "the padding of a row is not zero"
+    for name in old.keys() - touched:
+        assert np.array_equal(grads[name], old[name]), f"{name} belongs to another layer"
+
+
+@pytest.mark.parametrize("ternary", [False, True])
+def test_a_weight_in_parts_gives_the_same_forward_bits(plan, ternary):
+    """Row parts that cut through gate and up: no bit of the forward changes, the backward sums part by part."""
+    group, lora = CASES["gate, up"]
+    whole = Projection(plan, lora, group, rows=20, ternary=ternary)
+    line = whole.weight.columns * (1 if ternary else 4)  # bytes: 4 matrix rows a line when ternary
+    split = Projection(plan, lora, group, rows=20, ternary=ternary, binding=16 * line + 256)
+    assert len(whole.weight.parts) == 1 and len(split.weight.parts) == (7 if ternary else 26)
+    x, h, lab = normal(20, whole.width), normal(20, whole.group.rank, seed=1), Lab(plan)
+    dy = whole.fused([normal(20, n, seed=10 + i) for i, n in enumerate(whole.outs)])
+    if ternary:
+        xq, s = quantize_forward(pad(x))
+        words = np.stack([(1 / s).view(np.uint32), xq.sum(1, dtype=np.int32).view(np.uint32)], 1)
+        source, qscale = lab.input(xq.view(np.uint32)), lab.input(words)
+    else:
+        source, qscale = lab.padded(x), None
+    outs = [(lab.output(20, whole.weight.rows), lab.output(20, whole.weight.columns)) for _ in range(2)]
+    with lab.section:
+        for t, (y, dx) in zip((whole, split), outs, strict=True):
+            lora = lora_up(t.group, lab.input(h), t.params)
+            linear_forward(plan, y.tensor, source, t.weight, rows=20, qscale=qscale, lora=lora)
+            back = lora_back(t.group, lab.input(h), t.params)
+            linear_backward(plan, dx.tensor, lab.input(dy), t.weight, rows=20, lora=back)
+    lab.run()
+    (y, dx), (y_split, dx_split) = outs
+    assert np.array_equal(y.value, y_split.value)
+    assert relative_error(dx_split.value, dx.value) < FLOAT32
+
+
+@pytest.mark.parametrize("rows, width", [(3, 123), (5, 16), (130, 64), (1, 6)])
+@pytest.mark.parametrize("layer, module", [(0, "q_proj"), (1, "down_proj"), (29, "v_proj")])
+def test_dropout_bits_are_the_references(plan, rows, width, layer, module):
+    lab, x, p = Lab(plan), np.abs(normal(rows, width)) + 1, 0.4
+    y, z = lab.rows(rows, width), lab.rows(rows, width, initial=pad(x))
+    options = {"layer": layer, "module": module, "rows": rows, "width": width, "p": p}
+    step = step_of(plan.device)
+    with lab.section:
+        dropout_forward(plan, y.tensor, lab.padded(x), step, **options)
+        dropout_add(plan, z.tensor, lab.padded(x), step, **options)
+    lab.run()
+    mask = dropout_mask(KEY, layer, MODULES.index(module), rows, width, p)
+    assert np.array_equal(y.value[:, :width] != 0, mask)
+    assert np.array_equal(y.value, pad(x * mask * np.float32(1 / (1 - p))))
+    assert relative_error(z.value, pad(x + x * mask / (1 - p))) < FLOAT32
+
+
+def test_each_path_of_a_group_has_its_own_mask(plan):
+    """q and v see the same input through different masks, other steps and layers through others again."""
+    masks = [
+        dropout_mask(key, layer, MODULES.index(module), 16, 64, 0.5).tobytes()
+        for key in (KEY, dropout_step_key(7, 4, 2), dropout_step_key(7, 3, 3), dropout_step_key(8, 3, 2))
+        for layer in (0, 1)
+        for module in ("q_proj", "v_proj")
+    ]
+    assert len(set(masks)) == len(masks)
+
+
+def test_a_lost_scale_is_noticed(plan):
+    """The checker itself: a scale of 1 in one path must fail it."""
+    t = Projection(plan, QKV, "qkv", rows=12)
+    paths = (replace(t.group.paths[0], scale=1.0), *t.group.paths[1:])
+    t.group = replace(t.group, paths=paths)
+    with pytest.raises(AssertionError):
+        check_backward(t, 0.0)
