@@ -1,0 +1,98 @@
+"""Weights on the GPU, read back: exact, padded, stacked, and cut into bindings."""
+
+from copy import copy
+
+import numpy as np
+import pytest
+from oplab import normal
+
+from lorawgpu.gpu import padded
+from lorawgpu.model.tensors import Dense, Ternary
+from lorawgpu.model.weights import codes, dense_weight, pack_blocks, ternary_weight
+from lorawgpu.reference.ternary import ternary_pack
+
+
+def limited(device, nbytes):
+    """The same device, with bindings of at most `nbytes`."""
+    small = copy(device)
+    small.limits = device.limits | {"max-storage-buffer-binding-size": nbytes}
+    return small
+
+
+def stored(device, weight):
+    """All parts one after another; each must begin where the last one ended."""
+    assert [p.start for p in weight.parts] == [0, *(p.stop for p in weight.parts[:-1])]
+    assert weight.parts[-1].stop == weight.rows
+    return np.concatenate([device.read(p.tensor) for p in weight.parts])
+
+
+def unpack_blocks(words):
+    """uint32 [N/4, K/4] -> T int [N, K]: bits 8c+2r of word (i, j) hold T[4i+r, 4j+c] + 1."""
+    rows = [[words >> np.uint32(8 * c + 2 * r) & 3 for c in range(4)] for r in range(4)]
+    blocks = np.moveaxis(np.array(rows, int), (0, 1), (1, 3)) - 1  # [N/4, r, K/4, c]
+    return blocks.reshape(4 * words.shape[0], 4 * words.shape[1])
+
+
+def ternary(out, n, seed=0):
+    return np.random.default_rng((seed, out, n)).integers(-1, 2, (out, n))
+
+
+@pytest.mark.parametrize("out, n", [(1, 1), (16, 16), (17, 33), (50, 123)])
+def test_ternary_blocks(out, n):
+    T = ternary(out, n)
+    got = unpack_blocks(pack_blocks((T + 1).astype(np.uint8)))
+    assert got.shape == (padded(out), padded(n))
+    assert np.array_equal(got[:out, :n], T)
+    assert not got[out:].any() and not got[:, n:].any()  # the padding is T = 0
+
+
+@pytest.mark.parametrize("out", [4, 5, 6, 7])
+def test_codes_of_the_packed_store(out):
+    T = ternary(out, 9)
+    assert np.array_equal(codes(Ternary(ternary_pack(T), out, 1.0)), T + 1)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("binding", [None, 16 * 48 * 4])
+def test_dense_is_kept_as_stored(device, dtype, binding):
+    arrays = [normal(n, 40, seed=n).astype(np.float16 if dtype == "f16" else np.float32) for n in (33, 5, 60)]
+    if dtype == "bf16":
+        arrays = [(a.view(np.uint32) >> 16).astype(np.uint16) for a in arrays]
+    weight = dense_weight(limited(device, binding) if binding else device, [Dense(a, dtype) for a in arrays], "w")
+    assert weight.store == dtype and weight.segments.ends == (48, 64, 128) and weight.columns == 48
+    assert len(weight.parts) == (1 if binding is None else 128 // (16 if dtype == "f32" else 32))
+    got = stored(device, weight)
+    assert weight.nbytes == got.nbytes
+    for array, end in zip(arrays, weight.segments.ends, strict=True):
+        start = end - padded(len(array))
+        assert np.array_equal(got[start : start + len(array), :40], array)
+        got[start : start + len(array), :40] = 0
+    assert not got.any()  # the padding
+
+
+def test_stores_that_differ_are_widened(device):
+    half, full = normal(16, 16).astype(np.float16), normal(16, 16, seed=1)
+    weight = dense_weight(device, [Dense(half, "f16"), Dense(full, "f32")], "w")
+    assert weight.store == "f32"
+    assert np.array_equal(stored(device, weight), np.concatenate([half.astype(np.float32), full]))
+
+
+@pytest.mark.parametrize("binding", [None, 16 * 12 * 4])
+def test_ternary_is_stacked_and_split(device, binding):
+    matrices = [ternary(n, 40) for n in (33, 5, 60)]
+    tensors = [Ternary(ternary_pack(T), len(T), 0.5 + i) for i, T in enumerate(matrices)]
+    weight = ternary_weight(limited(device, binding) if binding else device, tensors, "w")
+    assert (weight.rows, weight.columns, weight.stride, weight.int8_input) == (128, 48, 12, True)
+    assert weight.segments.ends == (48, 64, 128) and weight.segments.scales == (0.5, 1.5, 2.5)
+    assert len(weight.parts) == (1 if binding is None else 2)
+    got = unpack_blocks(stored(device, weight))
+    assert weight.nbytes == got.size // 4
+    for T, end in zip(matrices, weight.segments.ends, strict=True):
+        start = end - padded(len(T))
+        assert np.array_equal(got[start : start + len(T), :40], T)
+
+
+def test_no_part_exceeds_a_binding(device):
+    limit = 5000
+    weight = dense_weight(limited(device, limit), [Dense(normal(200, 16), "f32")], "w")
+    assert max(p.tensor.nbytes for p in weight.parts) <= limit and len(weight.parts) > 1
