@@ -76,7 +76,6 @@ class Decoder:
         x = c.take(c.widths.hidden, "x")
         embed(c, x)
         saved = Saved.take(c, self.model.layers[0], self.cache.layers[0])
-        saved.h = {name: c.take(rank, f"h {name}") for name in GROUPS if (rank := self._rank(name))}
         return infer_forward(c, x, self.cache.layers, saved)
 
     def _rank(self, group: str) -> int:

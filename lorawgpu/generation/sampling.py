@@ -1,0 +1,42 @@
+"""How the next token is chosen."""
+
+from dataclasses import dataclass
+
+from ..errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Applied in this order: repetition penalty, temperature, top-k, top-p, min-p. Temperature 0 is greedy.
+
+    repetition_penalty: the scores of tokens that the prompt or the answer already holds are divided by it where
+    positive and multiplied where negative (1: off). top_k: keep so many (0: all). top_p: keep the most likely tokens
+    that together have this probability (1: all). min_p: keep those at least so likely as the likeliest times min_p
+    (0: all). Sequence number i draws from stream i of `seed`, so a text depends on neither batch nor device order.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def check(self) -> "Sampling":
+        """Itself. UserError for a value outside its range."""
+        ranges = {
+            "temperature": (0 <= self.temperature <= 100, "from 0 to 100"),
+            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "repetition_penalty": (0 < self.repetition_penalty <= 100, "above 0 and at most 100; 1 is off"),
+            "seed": (0 <= self.seed < 1 << 64, "from 0 to 2^64 - 1"),
+        }
+        for name, (fits, wanted) in ranges.items():
+            if not fits:
+                raise UserError(f"{name} is {getattr(self, name)!r}; wanted a value {wanted}")
+        return self

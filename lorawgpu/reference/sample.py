@@ -1,0 +1,46 @@
+"""Choosing the next token: the specification of shaders/sample.wgsl, float64 but for the 32-bit hash."""
+
+import numpy as np
+
+from .dropout import START, fold, mix
+
+
+def key_of(seed: int) -> np.ndarray:
+    """uint32 [2]: the key of a seed of up to 64 bits."""
+    key = np.array(START, np.uint32)
+    for word in (seed, seed >> 32):
+        key = fold(key, word)
+    return key
+
+
+def scores(logits, seen, penalty, temperature):
+    """logits [V] with the repetition penalty on the ids in `seen`, over the temperature (0: as they are)."""
+    out = np.array(logits, np.float64)
+    held = np.unique(np.asarray(seen, np.int64))
+    out[held] = np.where(out[held] < 0, out[held] * penalty, out[held] / penalty)
+    return out / (temperature or 1.0)
+
+
+def kept(scores, top_k, top_p, min_p):
+    """bool [V]: tokens that may be drawn. Equal scores at a border are all kept."""
+    keep = np.ones(len(scores), bool)
+    if 0 < top_k < len(scores):
+        keep = scores >= np.sort(scores)[-top_k]
+    weight = np.where(keep, np.exp(scores - scores.max()), 0.0)
+    if top_p < 1:
+        order = np.argsort(-scores, kind="stable")
+        reached = np.searchsorted(np.cumsum(weight[order]), top_p * weight.sum())
+        keep &= scores >= scores[order[min(reached, len(order) - 1)]]
+    return keep & (weight >= min_p)
+
+
+def noise(seed, stream, position, vocab):
+    """Gumbel noise [V] of one draw: -log(-log u), u uniform in (0, 1)."""
+    k0, k1 = fold(fold(key_of(seed), stream), position)
+    v = (mix(mix(np.arange(vocab, dtype=np.uint32) ^ k0) + k1).astype(np.float64) + 0.5) / 2**32
+    return -np.log(-np.log1p(-v))
+
+
+def draw(scores, keep, gumbel):
+    """The id drawn from softmax(scores) over `keep`: argmax of score + noise."""
+    return int(np.argmax(np.where(keep, scores + gumbel, -np.inf)))
