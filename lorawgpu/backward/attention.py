@@ -1,5 +1,7 @@
 """Gradient of the attention half block; mirrors model/attention.py from its last line to its first."""
 
+from functools import partial
+
 from ..ops.attention import attention_backward
 from ..ops.rmsnorm import rmsnorm_backward
 from ..ops.rope import rope_backward
@@ -17,7 +19,7 @@ def o_backward(c, layer, dx, s, *, below: bool):
         return renorm(c, s.a, layer.attn_sub_norm, s.rstd_a, width, "norm a")
 
     da = c.take(c.widths.q, "da") if below else None
-    project_backward(c, da, dx, source, layer.o, c.group(layer, "o"), s.h.get("o"), width=width)
+    project_backward(c, layer, "o", da, dx, source, s, width=width)
     if below and layer.attn_sub_norm:
         dn, da = da, c.take(c.widths.q, "da")
         rmsnorm_backward(c.plan, da, dn, s.a, layer.attn_sub_norm, s.rstd_a, rows=c.rows, width=width, accumulate=False)
@@ -68,16 +70,8 @@ def qkv_backward(c, layer, dx, da, s, *, below: bool):
     )
     c.work.give(da, dq, dk, dv)
     dn = c.take(w.hidden, "dnorm") if below else None
-    project_backward(
-        c,
-        dn,
-        dqkv,
-        lambda: renorm(c, s.x, layer.input_layernorm, s.rstd_in, cfg.hidden_size, "norm x"),
-        layer.qkv,
-        c.group(layer, "qkv"),
-        s.h.get("qkv"),
-        width=cfg.hidden_size,
-    )
+    source = partial(renorm, c, s.x, layer.input_layernorm, s.rstd_in, cfg.hidden_size, "norm x")
+    project_backward(c, layer, "qkv", dn, dqkv, source, s, width=cfg.hidden_size)
     c.work.give(dqkv)
     if below:
         rmsnorm_backward(

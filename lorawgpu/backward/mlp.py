@@ -1,5 +1,7 @@
 """Gradient of the feed-forward half block; mirrors model/mlp.py from its last line to its first."""
 
+from functools import partial
+
 from ..model.mlp import gate
 from ..ops.gate import gate_backward
 from ..ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
@@ -20,7 +22,7 @@ def down_backward(c, layer, dx, s, *, below: bool):
     rstd = c.work.take((c.rows,), label="rstd_m") if norm else None
     n, scratch = renorm(c, m, norm, rstd, width, "norm m") if norm else (m, ())
     dm = c.take(c.widths.mlp, "dm") if below else None
-    project_backward(c, dm, dx, lambda: (n, scratch), layer.down, group, s.h.get("down"), width=width)
+    project_backward(c, layer, "down", dm, dx, lambda: (n, scratch), s, width=width)
     if scratch and not group:
         c.work.give(*scratch)
     dgu = None
@@ -40,16 +42,8 @@ def gate_up_backward(c, layer, dx, dgu, s, *, below: bool):
     """dx += the gradient that reaches x1 through the feed-forward; frees dgu."""
     width = c.config.hidden_size
     dn = c.take(c.widths.hidden, "dnorm") if below else None
-    project_backward(
-        c,
-        dn,
-        dgu,
-        lambda: renorm(c, s.x1, layer.post_attention_layernorm, s.rstd_post, width, "norm x1"),
-        layer.gate_up,
-        c.group(layer, "gate_up"),
-        s.h.get("gate_up"),
-        width=width,
-    )
+    source = partial(renorm, c, s.x1, layer.post_attention_layernorm, s.rstd_post, width, "norm x1")
+    project_backward(c, layer, "gate_up", dn, dgu, source, s, width=width)
     c.work.give(dgu)
     if below:
         rmsnorm_backward(

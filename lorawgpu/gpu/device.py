@@ -1,6 +1,7 @@
 """Choose an adapter, ask it for exactly what the kernels use, and hand out buffers that are counted."""
 
 import os
+import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ INSTALL_HINT = (
 
 def list_adapters() -> list:
     """Every adapter that can run compute, best first: discrete, integrated, then CPU. OpenGL ones are left out."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # else Mesa writes a complaint for each adapter
     found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
     return sorted(found, key=lambda a: _RANK.get(a.info["adapter_type"], 2))
 

@@ -17,11 +17,12 @@ class Workspace:
     def __init__(self, device, kind="activations"):
         self.device, self.kind = device, kind
         self._all, self._free, self._used = [], [], {}
+        self._waste = 2  # a buffer may be this much larger than what it is taken for
 
     def take(self, shape, dtype="f32", label="") -> Tensor:
         """A tensor with undefined contents. The smallest free buffer that fits, unless it would waste over half."""
         nbytes = padded(prod(shape) * np.dtype(DTYPES[dtype]).itemsize, 256)
-        fits = [(size, i) for i, (size, _) in enumerate(self._free) if nbytes <= size <= 2 * nbytes + 4096]
+        fits = [(size, i) for i, (size, _) in enumerate(self._free) if nbytes <= size <= self._waste * nbytes]
         if fits:
             size, buffer = self._free.pop(min(fits)[1])
         else:
@@ -40,3 +41,4 @@ class Workspace:
     def rewind(self):
         """All buffers are free again, for the next plan."""
         self._free, self._used = list(self._all), {}
+        self._waste = float("inf")  # better a large buffer in a small plan than another one

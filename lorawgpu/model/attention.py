@@ -21,7 +21,7 @@ def attention_block_forward(c, layer, x, s):
         name=f"layers.{layer.index}.input",
     )
     qkv = c.take(w.qkv, "qkv")
-    project(c, qkv, n, layer.qkv, group, s.h.get("qkv"), width=cfg.hidden_size)
+    project(c, layer, "qkv", qkv, n, s, width=cfg.hidden_size)
     rope_forward(
         c.plan,
         s.q,
@@ -59,4 +59,4 @@ def attention_block_forward(c, layer, x, s):
         n = norm_input(c, s.a, layer.attn_sub_norm, s.rstd_a, width=width, quantised=quantised, keep=group, name=name)
     else:
         n = plain_input(c, s.a, width=width, quantised=quantised, name=name)
-    project(c, s.x1, n, layer.o, group, s.h.get("o"), width=width, residual=x)
+    project(c, layer, "o", s.x1, n, s, width=width, residual=x)

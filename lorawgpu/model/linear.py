@@ -42,14 +42,29 @@ def plain_input(c, x, *, width, quantised, name) -> Input:
     return Input(x, xq, qscale, (xq, qscale))
 
 
-def project(c, y, source: Input, weight, group, h, *, width, residual=None):
-    """y = W(source) + adapters (+ residual); h [rows, rank of the group] is saved for the backward. Frees `source`."""
-    lora = None
-    if group:
-        lora_down(
-            c.plan, c.work, h, source.x, group, c.adapter.params, rows=c.rows, width=width, step=c.step, p=c.dropout
-        )
-        lora = lora_up(group, h, c.adapter.params)
-    x = source.xq if weight.int8_input else source.x
-    linear_forward(c.plan, y, x, weight, rows=c.rows, qscale=source.qscale, lora=lora, residual=residual)
+def project(c, layer, name, y, source: Input, s, *, width, residual=None):
+    """y = W(source) + adapters (+ residual) for the projection `name` of a layer; frees `source`.
+
+    s.h[name] [rows, rank of the group's adapters] is saved for the backward.
+    """
+    weight, group, lora = getattr(layer, name), c.group(layer, name), None
+    with c.plan.scope(name):
+        if group:
+            h = s.h[name]
+            with c.plan.scope("lora_down"):
+                lora_down(
+                    c.plan,
+                    c.work,
+                    h,
+                    source.x,
+                    group,
+                    c.adapter.params,
+                    rows=c.rows,
+                    width=width,
+                    step=c.step,
+                    p=c.dropout,
+                )
+            lora = lora_up(group, h, c.adapter.params)
+        x = source.xq if weight.int8_input else source.x
+        linear_forward(c.plan, y, x, weight, rows=c.rows, qscale=source.qscale, lora=lora, residual=residual)
     c.work.give(*source.owned)

@@ -17,7 +17,7 @@ def gate_up_forward(c, layer, s):
         quantised=layer.gate_up.int8_input,
         name=f"layers.{layer.index}.post_attention",
     )
-    project(c, s.gu, n, layer.gate_up, group, s.h.get("gate_up"), width=cfg.hidden_size)
+    project(c, layer, "gate_up", s.gu, n, s, width=cfg.hidden_size)
 
 
 def gate(c, layer, s):
@@ -48,5 +48,5 @@ def down_forward(c, layer, x2, s):
         c.work.give(rstd)
     else:
         n = plain_input(c, m, width=width, quantised=layer.down.int8_input, name=name)
-    project(c, x2, n, layer.down, group, s.h.get("down"), width=width, residual=s.x1)
+    project(c, layer, "down", x2, n, s, width=width, residual=s.x1)
     c.work.give(m)

@@ -154,73 +154,58 @@ def lora_back(group, dh, params):
 
 def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width, step=None, p=0.0):
     """dh [rows, rank] = scale dy B; grads: dB += dy^T h, dA += dh^T d(x). dy [rows, fused output], x [rows, width]."""
-    columns = group.paths[0].a.stored[1]
+    terms = {"a_layout": "col", "b_layout": "kn", "accumulate": True, "splits": _splits(rows)}
     for path in group.paths:
         b_shape = path.b.stored
-        _split_matmul(
-            plan,
-            work,
-            dh,
-            dy,
-            params.view(path.b.start, b_shape),
-            m=rows,
-            n=path.rank,
-            k=path.width,
-            b_layout="kn",
-            a_off=path.column,
-            o_off=path.h,
-            alpha=path.scale,
-            splits=_splits(path.width),
-        )
-        _split_matmul(
-            plan,
-            work,
-            grads.view(path.b.start, b_shape),
-            dy,
-            h,
-            m=path.width,
-            n=path.rank,
-            k=rows,
-            a_layout="col",
-            b_layout="kn",
-            a_off=path.column,
-            b_off=path.h,
-            accumulate=True,
-            splits=_splits(rows),
-        )
-    if p == 0.0:
-        return _split_matmul(
-            plan,
-            work,
-            group.a_all(grads),
-            dh,
-            x,
-            m=group.rank,
-            n=columns,
-            k=rows,
-            a_layout="col",
-            b_layout="kn",
-            accumulate=True,
-            splits=_splits(rows),
-        )
-    for path in group.paths:
-        source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
-        _split_matmul(
-            plan,
-            work,
-            grads.view(path.a.start, path.a.stored),
-            dh,
-            source,
-            m=path.rank,
-            n=columns,
-            k=rows,
-            a_layout="col",
-            b_layout="kn",
-            a_off=path.h,
-            accumulate=True,
-            splits=_splits(rows),
-        )
-        work.give(source)
+        with plan.scope("lora_dh"):
+            _split_matmul(
+                plan,
+                work,
+                dh,
+                dy,
+                params.view(path.b.start, b_shape),
+                m=rows,
+                n=path.rank,
+                k=path.width,
+                b_layout="kn",
+                a_off=path.column,
+                o_off=path.h,
+                alpha=path.scale,
+                splits=_splits(path.width),
+            )
+        with plan.scope("lora_dB"):
+            _split_matmul(
+                plan,
+                work,
+                grads.view(path.b.start, b_shape),
+                dy,
+                h,
+                m=path.width,
+                n=path.rank,
+                k=rows,
+                a_off=path.column,
+                b_off=path.h,
+                **terms,
+            )
+    columns = group.paths[0].a.stored[1]
+    with plan.scope("lora_dA"):
+        if p == 0.0:
+            return _split_matmul(plan, work, group.a_all(grads), dh, x, m=group.rank, n=columns, k=rows, **terms)
+        for path in group.paths:
+            source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
+            _split_matmul(
+                plan,
+                work,
+                grads.view(path.a.start, path.a.stored),
+                dh,
+                source,
+                m=path.rank,
+                n=columns,
+                k=rows,
+                a_off=path.h,
+                **terms,
+            )
+            work.give(source)
 
 
 def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p):

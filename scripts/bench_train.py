@@ -1,0 +1,207 @@
+"""Time training steps at a model's real shape, with random weights made on the device.
+
+    python scripts/bench_train.py --shape bitnet-2b --tokens 4096 --seq 512 [--checkpointing] [--peer] [--profile]
+
+LoRA r=16 on all seven projections, AdamW, clip, every token a target. Prints the median step, tokens/s, peak GPU bytes
+(counted by us), encode time, and with --profile the GPU time by kind of kernel beside what it must do at least.
+--peer runs transformers + PEFT on the same card in the same run. --csv appends the result to benchmarks/results.csv.
+"""
+
+import argparse
+import csv
+import gc
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.data.batching import Sample, flatten
+from lorawgpu.engine import Engine, Options
+from lorawgpu.gpu import KernelCache, open_device
+from lorawgpu.gpu.profile import profile
+from lorawgpu.model.adapter import init_adapter
+from lorawgpu.model.adapter_layout import AdapterLayout
+from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.model.synthetic import SHAPES, synthetic_model
+from lorawgpu.optim.adamw import AdamW
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.csv"
+RANK = 16
+
+
+def random_batch(config, tokens, seq, rng):
+    """`tokens` random tokens in sequences of `seq`, each a target but the first of its sequence."""
+    samples = []
+    for start in range(0, tokens, seq):
+        ids = rng.integers(3, config.vocab_size, min(seq, tokens - start)).astype(np.int32)
+        samples.append(Sample(ids, ids))
+    return flatten(samples, tokens)
+
+
+def ours(args, config):
+    """Median seconds a step and what else the run showed."""
+    device = open_device(args.device)
+    kernels = KernelCache(device)
+    start = time.perf_counter()
+    model = synthetic_model(device, kernels, config, args.store)
+    lora = LoraConfig(r=RANK, alpha=2 * RANK, target_modules=LINEAR_MODULES)
+    options = Options(args.tokens, args.seq, checkpointing=args.checkpointing, attention=args.attention)
+    engine = Engine(
+        device, model, options, AdapterLayout(lora, config), init_adapter(lora, config, 0), AdamW(), kernels
+    )
+    batch = random_batch(config, args.tokens, args.seq, np.random.default_rng(0))
+    engine.window([batch], 1, 1e-4)
+    losses = [engine.loss_sum() / batch.targets]
+    print(f"setup and first step {time.perf_counter() - start:.1f} s, loss {losses[0]:.4f}", flush=True)
+    times, encode, step = [], [], 1
+    until = time.perf_counter() + args.seconds
+    while len(times) < 3 or time.perf_counter() < until:
+        step += 1
+        begin = time.perf_counter()
+        engine.window([batch], step, 1e-4)
+        encode.append(time.perf_counter() - begin)
+        device.wait()
+        times.append(time.perf_counter() - begin)
+    losses.append(engine.loss_sum() / batch.targets)
+    half = len(times) // 2  # clocks climb for seconds
+    result = {
+        "seconds": float(np.median(times[half:])),
+        "encode": float(np.median(encode[half:])),
+        "peak_gib": device.memory.peak / 2**30,
+        "memory": device.memory.held,
+        "device": device,
+        "losses": losses,
+    }
+    if args.profile:
+        recorded = engine.plan("train", batch.capacity)
+        engine.begin()
+        engine.write(batch)
+        show_profile(profile(recorded.plan, ["forward", *recorded.heads(batch.targets), "backward"]))
+    return result
+
+
+def show_profile(kinds):
+    total = sum(v[0] for v in kinds.values())
+    print(f"{'GPU time by kind':44} {'ms':>9} {'share':>6} {'calls':>6} {'TFLOP/s':>8} {'TB/s':>6}")
+    for kind, (seconds, count, flops, nbytes) in sorted(kinds.items(), key=lambda kv: -kv[1][0]):
+        print(
+            f"{kind:44} {seconds * 1e3:9.2f} {seconds / total:6.1%} {count:6} "
+            f"{flops / seconds / 1e12:8.1f} {nbytes / seconds / 1e12:6.2f}"
+        )
+    print(f"{'total':44} {total * 1e3:9.2f}", flush=True)
+
+
+def peer(args, config, dtype_name):
+    """Median seconds a step of transformers + PEFT with the same sizes, and its peak GiB."""
+    import torch
+    from peft import LoraConfig as PeftLora
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM, BitNetConfig, LlamaConfig
+
+    kwargs = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+    hf = BitNetConfig(**kwargs) if config.family == "bitnet" else LlamaConfig(head_dim=config.head_dim, **kwargs)
+    dtype = getattr(torch, dtype_name)
+    torch.set_default_dtype(dtype)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(hf, attn_implementation="sdpa")
+    torch.set_default_dtype(torch.float32)
+    if args.checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    model = get_peft_model(model, PeftLora(r=RANK, lora_alpha=2 * RANK, target_modules=list(LINEAR_MODULES)))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    ids = torch.randint(3, config.vocab_size, (args.tokens // args.seq, args.seq), device="cuda")
+    times = []
+    until = time.perf_counter() + args.seconds
+    while len(times) < 3 or time.perf_counter() < until:
+        begin = time.perf_counter()
+        model(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    del model, optimizer, parameters
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return float(np.median(times[len(times) // 2 :])), peak
+
+
+def append(row):
+    RESULTS.parent.mkdir(exist_ok=True)
+    new = not RESULTS.exists()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--seq", type=int, default=512)
+    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="of dense weights")
+    parser.add_argument("--attention", choices=["flash", "chain"], default="flash")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--seconds", type=float, default=8.0, help="how long to time")
+    parser.add_argument("--device")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--peer", nargs="*", choices=["float32", "bfloat16"])
+    parser.add_argument("--csv", action="store_true")
+    parser.add_argument("--commit", help="default: git's")
+    args = parser.parse_args()
+    config = SHAPES[args.shape]
+    result = ours(args, config)
+    rate = args.tokens / result["seconds"]
+    print(
+        f"{args.shape} {args.tokens} tokens, sequences of {args.seq}{', checkpointing' if args.checkpointing else ''}: "
+        f"{result['seconds'] * 1e3:.1f} ms a step, {rate:,.0f} tok/s, peak {result['peak_gib']:.2f} GiB, "
+        f"encode {result['encode'] * 1e3:.1f} ms ({result['encode'] / result['seconds']:.0%})"
+    )
+    print({k: f"{v / 2**30:.2f} GiB" for k, v in result["memory"].items()}, "losses", result["losses"], flush=True)
+    row = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": args.commit
+        or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "adapter": result["device"].name,
+        "driver": result["device"].driver,
+        "shape": args.shape,
+        "tokens": args.tokens,
+        "seq": args.seq,
+        "store": args.store,
+        "checkpointing": args.checkpointing,
+        "ms": round(result["seconds"] * 1e3, 2),
+        "tok_s": round(rate),
+        "peak_gib": round(result["peak_gib"], 2),
+        "encode_ms": round(result["encode"] * 1e3, 2),
+    }
+    for dtype in args.peer if args.peer is not None else []:
+        seconds, peak = peer(args, config, dtype)
+        print(
+            f"transformers + PEFT {dtype}: {seconds * 1e3:.1f} ms a step, {args.tokens / seconds:,.0f} tok/s, "
+            f"peak {peak:.2f} GiB; ours is {seconds / result['seconds']:.2f}x",
+            flush=True,
+        )
+        row[f"peer_{dtype}_tok_s"], row[f"peer_{dtype}_gib"] = round(args.tokens / seconds), round(peak, 2)
+    if args.csv:
+        append(
+            {"peer_float32_tok_s": "", "peer_float32_gib": "", "peer_bfloat16_tok_s": "", "peer_bfloat16_gib": ""} | row
+        )
+
+
+if __name__ == "__main__":
+    main()
