@@ -19,7 +19,7 @@ from .model.adapter import read_adapter
 from .model.adapter_layout import AdapterLayout
 from .model.layers import load_model
 from .model.loader import Checkpoint, open_checkpoint
-from .run import load_data, words_of
+from .run import load_data, words_of_model
 
 ROWS = 2048  # tokens evaluated at a time, more where a sample is longer
 
@@ -57,7 +57,8 @@ def run(argv: list[str]) -> None:
     args = parse(argv)
     checkpoint = open_checkpoint(args.model)
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter else (None, None)
-    data = load_data(config_of(args, checkpoint), words_of(checkpoint))
+    config = config_of(args, checkpoint)
+    data = load_data(config, words_of_model(config, checkpoint))
     if data.counts.truncated or data.counts.dropped:
         print(summary(data.counts), file=sys.stderr)
     source = Joined(data.train)

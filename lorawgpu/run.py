@@ -6,7 +6,9 @@
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from .config import TrainConfig
 from .data.batching import Batches, BatchSettings, token_capacity
 from .data.cache import default_cache_dir
-from .data.chat import resolve_template
+from .data.chat import ChatTemplate, resolve_template
 from .data.dataset import Data, DatasetSpec, Loading, load
 from .data.encode import EncodeSettings, NeedsTokenizer
 from .data.tokenizer import Tokenizer
@@ -33,11 +35,22 @@ from .pace import first_rate, flops_per_submit
 
 
 @dataclass(frozen=True)
+class Words:
+    """What data need of a model: tokenizer (`missing` says why there is none), chat template, size of vocabulary."""
+
+    tokenizer: Tokenizer | None
+    missing: str
+    template: ChatTemplate | None
+    vocab_size: int | None
+
+
+@dataclass(frozen=True)
 class Run:
     """A run before it has a GPU. `start`: the adapter before the first step; `capacity`: rows of a micro-batch."""
 
     config: TrainConfig
     checkpoint: Checkpoint
+    words: Words
     data: Data
     batches: Batches
     schedule: Schedule
@@ -55,47 +68,41 @@ class Run:
         return Path(self.config.output_dir)
 
 
-@dataclass(frozen=True)
-class Words:
-    """What data need of a model: its tokenizer (`missing` says why there is none) and the size of its vocabulary."""
-
-    tokenizer: Tokenizer | None
-    missing: str
-    vocab_size: int | None
-
-
-def words_of(checkpoint: Checkpoint) -> Words:
+def words_of(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_size: int | None) -> Words:
     """A model without a tokenizer is good enough for pre-tokenised data."""
     try:
-        return Words(checkpoint.tokenizer(), "", checkpoint.config.vocab_size)
+        found, missing = tokenizer(), ""
+        own, special = found.chat_template, found.special_tokens
     except UserError as error:
-        return Words(None, str(error), checkpoint.config.vocab_size)
+        found, missing, own, special = None, str(error), None, {}
+    return Words(
+        found, missing, resolve_template(config.chat_template, config.chat_template_jinja, own, special), vocab_size
+    )
 
 
-def words_without_weights(base_model: str) -> Words:
-    """The same for a look at the data; of a folder, only the tokenizer has to be there."""
-    folder = Path(base_model)
+def words_of_model(config: TrainConfig, checkpoint: Checkpoint) -> Words:
+    """Of a model that is going to be loaded."""
+    return words_of(config, checkpoint.tokenizer, checkpoint.config.vocab_size)
+
+
+def words_without_weights(config: TrainConfig) -> Words:
+    """For a look at the data alone: of a model folder, only the tokenizer has to be there."""
+    folder = Path(config.base_model)
     if not folder.is_dir():
-        return words_of(open_checkpoint(base_model))
+        return words_of_model(config, open_checkpoint(config.base_model))
     vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
-    try:
-        return Words(Tokenizer.from_hf_folder(folder), "", vocab_size)
-    except UserError as error:
-        return Words(None, str(error), vocab_size)
+    return words_of(config, partial(Tokenizer.from_hf_folder, folder), vocab_size)
 
 
 def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False) -> Data:
     """The data sets of a config, tokenised and split. UserError naming file and line for what is wrong with them."""
-    tokenizer = words.tokenizer
-    own, special = (tokenizer.chat_template, tokenizer.special_tokens) if tokenizer else (None, {})
-    template = resolve_template(config.chat_template, config.chat_template_jinja, own, special)
     settings = EncodeSettings(
         config.sequence_len, config.excess_length_strategy, config.train_on_inputs, tuple(config.roles_to_train)
     )
     loading = Loading(
         settings,
-        tokenizer,
-        template,
+        words.tokenizer,
+        words.template,
         words.vocab_size,
         skip_bad_lines,
         Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
@@ -115,7 +122,8 @@ def prepare(config: TrainConfig, skip_bad_lines: bool = False) -> Run:
     """Everything that needs no GPU. UserError for what is wrong with the model, the data or the adapter."""
     checkpoint = open_checkpoint(config.base_model)
     lora, start = start_adapter(config, checkpoint.config)
-    data = load_data(config, words_of(checkpoint), skip_bad_lines)
+    words = words_of_model(config, checkpoint)
+    data = load_data(config, words, skip_bad_lines)
     sources = data.train + ([data.validation] if data.validation is not None else [])
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))
     # Packing fills what the config says; without it no micro-batch outgrows the longest samples.
@@ -130,7 +138,7 @@ def prepare(config: TrainConfig, skip_bad_lines: bool = False) -> Run:
     batches = Batches(data.train, settings, data.weights)
     schedule = schedule_of(config, total_steps(config, batches))
     identity = config.resume_identity() | {"model": model_digest(checkpoint), "data": data.digest}
-    return Run(config, checkpoint, data, batches, schedule, lora, start, identity, longest)
+    return Run(config, checkpoint, words, data, batches, schedule, lora, start, identity, longest)
 
 
 def total_steps(config: TrainConfig, batches: Batches) -> int:

@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
 
 
 def preview(config: TrainConfig, args: Namespace) -> int:
-    words = words_without_weights(config.base_model)
+    words = words_without_weights(config)
     data = load_data(config, words, args.skip_bad_lines)
     for line in preview_lines(data.stores, words.tokenizer, args.preview, args.json, sys.stdout.isatty()):
         print(line)
@@ -62,10 +62,11 @@ def train(config: TrainConfig, args: Namespace) -> int:
     prepared = prepare(config, args.skip_bad_lines)
     snapshot = load_snapshot(prepared, path) if path else None
     engine = build_engine(prepared, open_device(args.device or config.device))
+    trainer = Trainer(prepared, engine, snapshot)
     print(plan_text(prepared, engine, str(path) if path else ""), flush=True)
     if args.dry_run:
         return 0
-    return Trainer(prepared, engine, snapshot).train()
+    return trainer.train()
 
 
 main = main_of(run)

@@ -9,8 +9,8 @@ from .atomic import replace_file
 from .checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from .data.batching import Window
 from .engine import Engine
-from .errors import CheckFailed, DeviceError
-from .evaluation import evaluate_source
+from .errors import CheckFailed, DeviceError, UserError
+from .evaluation import Evaluation, evaluate_source
 from .final import save_final
 from .gpu import device_errors
 from .interrupt import Interrupts
@@ -19,6 +19,7 @@ from .pace import flops_per_submit
 from .prefetch import Prefetch
 from .resume import Standing, environment_notes, restore, take_snapshot
 from .run import Run
+from .samples import Samples
 from .watch import LateReader, Report, bad_tensors, fault
 
 METRICS_FILE, CONFIG_FILE = "metrics.jsonl", "config.yaml"
@@ -31,7 +32,8 @@ class Trainer:
         self.run, self.engine, self.config = run, engine, run.config
         self.standing = restore(engine, snapshot) if snapshot else Standing()
         self.notes = environment_notes(snapshot, engine.device) if snapshot else []
-        self.reader = LateReader(engine)
+        with device_errors():
+            self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.saved: Path | None = None  # the last checkpoint of this run
         self.work = 0.0  # operations since the last read-back that waited
         self.since = time.perf_counter()
@@ -57,6 +59,8 @@ class Trainer:
                 save_final(self.run, self.engine, self._fallback())
         except DeviceError as error:
             raise DeviceError(f"{error}\n{self._fallback()}") from error
+        except OSError as error:  # most likely a full disk; what was saved before is whole
+            raise UserError(f"{error.filename or folder}: {error.strerror}. {self._fallback()}") from error
         finally:
             self.progress.close()
         print(self._summary())
@@ -145,23 +149,27 @@ class Trainer:
         self.work, self.since = 0.0, now
 
     def _evaluate(self) -> bool:
-        """Held-out loss now; whether it is the best so far."""
-        here, held_out = self.standing, self.run.data.validation
-        if held_out is None:
-            return False
+        """Held-out loss and sample answers now; whether the loss is the best so far."""
         with self.progress.paused():
             self._drain()
-            result = evaluate_source(self.engine, held_out)
+            if self.samples.prompts:
+                self.progress.log.write(self.standing.step, samples=self.samples.answers())
+            held_out = self.run.data.validation
+            result = evaluate_source(self.engine, held_out) if held_out is not None else None
+        self.work, self.since = 0.0, time.perf_counter()
+        return result is not None and self._judge(result)
+
+    def _judge(self, result: Evaluation) -> bool:
+        """Log an evaluation; whether it is the best so far."""
+        here = self.standing
         best = math.isfinite(result.loss) and (here.best is None or result.loss < here.best["loss"])
         if best:
             here.best, here.stale = {"step": here.step, "loss": result.loss}, 0
         else:
             here.stale += 1
-        self.progress.log.write(
-            here.step, eval_loss=result.loss, eval_perplexity=result.perplexity, eval_tokens=result.tokens
-        )
+        numbers = {"eval_loss": result.loss, "eval_perplexity": result.perplexity, "eval_tokens": result.tokens}
+        self.progress.log.write(here.step, **numbers)
         self.progress.message(f"step {here.step}: held-out loss {result.loss:.4f}" + (", the best" if best else ""))
-        self.work, self.since = 0.0, time.perf_counter()
         return best
 
     # Saving

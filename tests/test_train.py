@@ -3,10 +3,12 @@
 import json
 import math
 import resource
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import tokenizers
 import wgpu
 import yaml
 from golden_case import GOLDEN, reference_model
@@ -14,7 +16,7 @@ from tiny_run import MODEL, adapter_bytes, losses, write_config, write_data
 
 from lorawgpu import train as command
 from lorawgpu.config import load_config
-from lorawgpu.data.batching import IGNORE, MicroBatch
+from lorawgpu.data.batching import IGNORE, MicroBatch, Sample, flatten
 from lorawgpu.errors import CheckFailed, DeviceError
 from lorawgpu.evaluation import evaluate_source
 from lorawgpu.gpu import open_device
@@ -380,3 +382,58 @@ def test_bitnet_trains_too(tmp_path, lab):
     config = write_config(tmp_path, base_model=str(GOLDEN / "bitnet_packed"), max_steps=12, micro_batch_size=8)
     folder = lab.train(config)
     assert losses(folder)[-1] < losses(folder)[0]
+
+
+def test_sample_prompts_are_answered_at_evaluations(tmp_path, lab):
+    """The answers are the likeliest tokens of the adapter of that step, asked through the engine."""
+    model = byte_model(tmp_path / "model")
+    config = write_config(tmp_path, base_model=str(model), eval_steps=2, max_steps=4, sample_prompts=["hello", "ab"])
+    trainer = lab.trainer(config)
+    assert trainer.train() == 0
+    logged = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "samples" in r]
+    assert [r["step"] for r in logged] == [2, 4]
+    assert [s["prompt"] for s in logged[-1]["samples"]] == ["hello", "ab"]
+    tokenizer = open_checkpoint(model).tokenizer()
+    ids = tokenizer.encode("hello")
+    while len(ids) < 5 + 8:
+        sample = Sample(np.array(ids, np.int32), np.array(ids, np.int32))
+        ids.append(int(trainer.engine.logits(flatten([sample], 16), np.array([len(ids) - 1])).argmax()))
+    assert logged[-1]["samples"][0]["text"].startswith(tokenizer.decode(ids[5:], skip_special=True))
+
+
+def byte_model(folder):
+    """The model with a tokenizer of single bytes."""
+    shutil.copytree(MODEL, folder)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([], trainer)
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_sample_prompts_without_a_tokenizer_are_refused(tmp_path, capsys):
+    config = write_config(tmp_path, eval_steps=2, sample_prompts=["hello"])
+    assert command.main([str(config)]) == 2
+    assert "sample_prompts need the model's tokenizer" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_run_naming_what_was_saved(tmp_path, capsys, monkeypatch):
+    from lorawgpu import checkpoint
+
+    real = checkpoint.write_synced
+
+    def full(path, data):
+        if "checkpoint-4" in str(path):
+            raise OSError(28, "No space left on device", str(path))
+        real(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_synced", full)
+    config = write_config(tmp_path, save_steps=2)
+    assert command.main([str(config)]) == 2
+    err = capsys.readouterr().err
+    assert "No space left on device" in err and "The last good checkpoint is" in err and "/checkpoint-2;" in err
+    monkeypatch.undo()
+    assert command.main([str(config), "--resume"]) == 0
