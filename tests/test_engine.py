@@ -1,0 +1,265 @@
+"""What the engine promises besides the gradient: nothing created in a step, identical bytes, less work, bad steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import wgpu
+from gradcheck import relative_error
+from tiny_model import ALL, Tiny, gradients, random_samples, tiny_config
+
+from lorawgpu.backward import loss as backward_loss
+from lorawgpu.data.batching import flatten
+from lorawgpu.engine import Engine, Options
+from lorawgpu.model.peft_config import LoraConfig
+
+
+@pytest.fixture(scope="module", params=["llama", "bitnet"])
+def tiny(request, device, kernels):
+    return Tiny(device, kernels, tiny_config(request.param, num_hidden_layers=3))
+
+
+@pytest.fixture(scope="module")
+def dense(device, kernels):
+    return Tiny(device, kernels, tiny_config(num_hidden_layers=3))
+
+
+def window(capacity=64):
+    """Two micro-batches of one optimizer step."""
+    a, b, c = random_samples((9, 14, 20))
+    return [flatten([a, b], capacity), flatten([c], capacity)]
+
+
+def state_of(engine):
+    return {which: engine.tensors(which) for which in ("params", "grads", "m", "v")}
+
+
+def same_bytes(a, b):
+    return all(np.array_equal(a[which][name], b[which][name]) for which in a for name in a[which])
+
+
+def test_a_second_step_of_a_capacity_creates_no_gpu_object(device, tiny, monkeypatch):
+    kept = ("Buffer", "BindGroup", "BindGroupLayout", "ComputePipeline", "PipelineLayout", "ShaderModule")
+
+    def counts():
+        found = wgpu.diagnostics.object_counts.get_dict()
+        return {kind: found[kind]["count"] for kind in kept}
+
+    engine = tiny.engine(dropout=0.1, checkpointing=True)
+    batches = [*window(64), flatten(random_samples((10,)), 16)]
+    engine.window(batches, 1, 1e-3)
+    before = counts()
+    for kind in ("buffer", "bind_group", "bind_group_layout", "compute_pipeline", "pipeline_layout", "shader_module"):
+        monkeypatch.setattr(type(device.wgpu), f"create_{kind}", None)  # even one that is dropped again would fail
+    for step in (2, 3):
+        engine.window(batches, step, 1e-3)
+    assert counts() == before
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.2, "seed": 5}, {"checkpointing": True, "attention": "chain"}])
+def test_two_engines_give_identical_bytes(tiny, options):
+    engines = [tiny.engine(**options) for _ in range(2)]
+    for engine in engines:
+        for step in (1, 2, 3):
+            engine.window(window(), step, 1e-3)
+    first, second = (state_of(engine) for engine in engines)
+    assert same_bytes(first, second)
+    assert engines[0].loss_sum() == engines[1].loss_sum()
+    assert not np.array_equal(first["params"][name := next(iter(first["params"]))], tiny.tensors[name])
+
+
+def test_dropout_follows_seed_step_and_micro_batch(dense):
+    batch = window()[1]
+
+    def loss(seed=0, step=1, index=0):
+        engine = dense.engine(dropout=0.3, seed=seed)
+        engine.begin()
+        engine.train(batch, step, index)
+        return engine.loss_sum()
+
+    losses = [loss(), loss(seed=1), loss(step=2), loss(index=1), loss(seed=1 << 40)]
+    assert len(set(losses)) == len(losses) and loss() == losses[0]
+
+
+def test_evaluation_has_no_dropout_and_leaves_gradients(dense):
+    batch = window()[0]
+    engine = dense.engine(dropout=0.3)
+    plain_loss, _ = gradients(dense.engine(), [batch])
+    _, before = gradients(engine, [batch])
+    total = engine.loss_sum()
+    engine.evaluate(batch)
+    assert engine.loss_sum() - total == pytest.approx(plain_loss, abs=1e-6)  # the sum is exact but for its last bit
+    assert all(np.array_equal(g, before[name]) for name, g in engine.tensors("grads").items())
+
+
+def test_the_mean_gradient_moves_the_weights(dense):
+    """`update` divides by the window's targets: doubling the window changes nothing but rounding."""
+    batches = window()
+    engines = [dense.engine() for _ in range(2)]
+    engines[0].window(batches, 1, 1e-3)
+    engines[1].window(batches + batches, 1, 1e-3)
+    assert engines[0].grad_norm() == pytest.approx(engines[1].grad_norm(), rel=1e-5)
+
+
+def test_a_window_without_targets_does_nothing(dense):
+    engine = dense.engine()
+    engine.window(window(), 1, 1e-3)
+    before, windows = state_of(engine), engine.steps_state().windows
+    mute = [replace(s, labels=np.full_like(s.labels, -100)) for s in random_samples((9, 4))]
+    assert engine.window([flatten(mute, 64)], 2, 1e-3) == 0
+    assert same_bytes(state_of(engine), before) and engine.steps_state().windows == windows
+
+
+def test_a_mute_micro_batch_in_a_window_adds_nothing(dense):
+    mute = [replace(s, labels=np.full_like(s.labels, -100)) for s in random_samples((9, 4))]
+    loss, grads = gradients(dense.engine(), window())
+    other, with_mute = gradients(dense.engine(), [*window(), flatten(mute, 64)])
+    assert loss == other and all(np.array_equal(g, with_mute[name]) for name, g in grads.items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_in_chunks(device, kernels, monkeypatch, tied):
+    """A budget of one chunk of 64 rows: the same loss, logits and gradients as all rows at once."""
+    tiny = Tiny(device, kernels, tiny_config(tie_word_embeddings=tied))
+    samples = [replace(s, labels=s.input_ids) for s in random_samples((70, 50, 30))]
+    batch = flatten(samples, 256)
+    whole = tiny.engine(256, 128)
+    loss, grads = gradients(whole, [batch])
+    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
+    chunked = tiny.engine(256, 128)
+    assert chunked.plan("train", 256).head.chunk == 64 < batch.targets < whole.plan("train", 256).head.chunk
+    other_loss, other = gradients(chunked, [batch])
+    assert other_loss == loss
+    assert all(np.array_equal(g, other[name]) for name, g in grads.items())
+    rows = np.array([149, 0, 64, 63])  # any rows, in any order
+    assert np.array_equal(chunked.logits(batch, rows), whole.logits(batch, np.arange(150))[rows])
+
+
+def test_a_short_batch_runs_only_the_chunks_it_needs(dense, monkeypatch):
+    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
+    recorded = dense.engine(256).plan("train", 256)
+    assert [len(recorded.heads(n)) for n in (1, 64, 65, 256)] == [1, 1, 2, 4]
+
+
+def test_split_submits_change_no_bit(dense):
+    loss, grads = gradients(dense.engine(), window())
+    other_loss, other = gradients(dense.engine(flops_per_submit=1e4), window())
+    assert loss == other_loss and all(np.array_equal(g, other[name]) for name, g in grads.items())
+
+
+def test_small_plans_use_the_buffers_of_the_large(dense, device):
+    engine = dense.engine(128)
+    held = device.memory.held["activations"]
+    for capacity in (64, 32, 16):
+        gradients(engine, [flatten(random_samples((9,)), capacity)])
+        engine.evaluate(flatten(random_samples((9,)), capacity))
+    assert device.memory.held["activations"] == held
+
+
+LOWEST = {
+    "q of layer 1": (("layers.1.self_attn.q_proj",), {1, 2}, ("attention", "rope", "gate")),
+    "down of layer 2": (("layers.2.mlp.down_proj",), {2}, ()),
+    "up of layer 2": (("layers.2.mlp.up_proj",), {2}, ("gate",)),
+    "o of layer 0, up of layer 2": (("layers.0.self_attn.o_proj", "layers.2.mlp.up_proj"), {0, 1, 2}, ("gate",)),
+}
+
+
+@pytest.mark.parametrize("targets, layers, ops", LOWEST.values(), ids=LOWEST)
+def test_work_below_the_lowest_adapter_is_not_recorded(device, kernels, targets, layers, ops):
+    lora = LoraConfig(4, 8, targets)
+    tiny = Tiny(device, kernels, tiny_config(num_hidden_layers=3), lora)
+    labels = [r.label for r in tiny.engine().plan("train", 64).plan.sections["backward"]]
+    assert {int(label.split("/")[0].removeprefix("layers.")) for label in labels} == layers
+    lowest = [label for label in labels if label.startswith(f"layers.{min(layers)}/")]
+    for op in ("attention", "rope", "gate"):
+        found = any(f"/{op}" in label and ("backward" in label or "dq" in label) for label in lowest)
+        assert found == (op in ops), op
+    everything = Tiny(device, kernels, tiny_config(num_hidden_layers=3)).engine().plan("train", 64).plan
+    assert len(labels) < len(everything.sections["backward"])
+
+
+def test_the_input_gradient_of_the_lowest_projection_is_not_computed(device, kernels):
+    """q_proj alone in layer 0: its adapter's gradient, and no product with W or norm below it."""
+    tiny = Tiny(device, kernels, tiny_config(num_hidden_layers=1), LoraConfig(4, 8, ("q_proj",)))
+    labels = [r.label for r in tiny.engine().plan("train", 64).plan.sections["backward"]]
+    after_rope = labels[max(i for i, label in enumerate(labels) if "rope" in label) + 1 :]
+    assert not any("rmsnorm:backward" in label for label in after_rope)
+    assert sum("matmul" in label for label in after_rope) == 3  # dh, dB, dA
+
+
+@pytest.mark.parametrize("where", ["params", "weights"])
+def test_a_bad_step_touches_nothing_and_is_named(device, kernels, where):
+    tiny = Tiny(device, kernels)
+    engine = tiny.engine()
+    engine.window(window(), 1, 1e-3)
+    good = state_of(engine)
+    bad = {name: t.copy() for name, t in good["params"].items()}
+    bad["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"][3, 1] = np.inf
+    if where == "params":
+        engine.load("params", bad)
+    else:
+        device.write(tiny.model.layers[1].input_layernorm, np.full(48, np.nan, np.float32))
+    engine.window(window(), 2, 1e-3)
+    state = engine.steps_state()
+    assert (state.bad_run, state.bad_total, state.windows) == (1, 1, 2)
+    assert engine.watch.names[state.record] in ("loss", "gradient norm", "layers.1.gate_up", "layers.1.post_attention")
+    after = state_of(engine)
+    assert same_bytes({k: after[k] for k in "mv"}, {k: good[k] for k in "mv"})
+    kept = bad if where == "params" else good["params"]
+    assert all(np.array_equal(t, kept[name], equal_nan=True) for name, t in after["params"].items())
+    if where == "params":  # a good one afterwards: the run of bad steps ends, their number stays
+        engine.load("params", good["params"])
+        engine.window(window(), 3, 1e-3)
+        state = engine.steps_state()
+        assert (state.bad_run, state.bad_total) == (0, 1)
+
+
+def test_tensors_survive_the_padding_of_ranks(device, kernels):
+    lora = replace(ALL, r=3, rank_pattern={"q_proj": 1, "down_proj": 18})
+    tiny = Tiny(device, kernels, lora=lora)
+    engine = tiny.engine()
+    got = engine.tensors()
+    assert got.keys() == tiny.tensors.keys()
+    assert all(np.array_equal(got[name], t) for name, t in tiny.tensors.items())
+    engine.load("m", tiny.tensors)
+    assert all(np.array_equal(t, tiny.tensors[name]) for name, t in engine.tensors("m").items())
+
+
+def test_what_does_not_fit_is_named(dense):
+    engine = dense.engine(32)
+    with pytest.raises(ValueError, match="64 rows exceed the capacity of 32"):
+        engine.plan("train", 64)
+    with pytest.raises(ValueError, match="differ from the layout"):
+        engine.load("params", {})
+    wrong = {name: t.T for name, t in dense.tensors.items()}
+    with pytest.raises(ValueError, match="wanted"):
+        engine.load("params", wrong)
+
+
+def test_a_model_without_adapter(dense):
+    """B = 0 is the bare model: the same loss to the bit but for the zeros that are added."""
+    bare = Engine(dense.device, dense.model, Options(64, 64), kernels=dense.kernels)
+    batch = window()[0]
+    zeroed = dense.engine(tensors={n: t * ("lora_A" in n) for n, t in dense.tensors.items()})
+    logits = [engine.logits(batch, np.arange(23)) for engine in (bare, zeroed)]
+    assert np.array_equal(*logits)
+    assert relative_error(dense.engine().logits(batch, np.arange(23)), logits[0]) > 1e-2
+    bare.begin()
+    bare.evaluate(batch)
+    zeroed.begin()
+    zeroed.evaluate(batch)
+    assert bare.loss_sum() == zeroed.loss_sum()
+
+
+def test_overfitting_eight_samples(device, kernels):
+    """Ids of 31 kinds, of which the first tells the samples apart: all but what chance decides can be learned."""
+    config = tiny_config(hidden_size=32, num_hidden_layers=1, vocab_size=31)
+    tiny = Tiny(device, kernels, config, replace(ALL, r=16, alpha=32))
+    samples = [replace(s, labels=s.input_ids) for s in random_samples((8,) * 8, 31, seed=4)]
+    for i, sample in enumerate(samples):
+        sample.input_ids[0] = i
+    batch, steps = flatten(samples, 64), 150
+    engine = tiny.engine(positions=16)
+    for step in range(1, steps + 1):
+        engine.window([batch], step, 2e-2 * min(1.0, 2 * (steps + 1 - step) / steps))
+    assert engine.loss_sum() / batch.targets < 0.05
