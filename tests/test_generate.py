@@ -1,14 +1,18 @@
 """Decoding with the KV cache against an outside run's logits and greedy texts."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import wgpu
 from golden_case import GOLDEN, SMALL_CASES
 
-from lorawgpu.errors import UserError
+from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.generation.decoder import Decoder
+from lorawgpu.generation.generator import Generator
+from lorawgpu.generation.sampling import Sampling
 from lorawgpu.gpu import Device, KernelCache
 from lorawgpu.model.adapter import read_adapter
 from lorawgpu.model.adapter_layout import AdapterLayout
@@ -122,8 +126,88 @@ def test_batched_equals_single(dense):
 
 def test_a_sequence_past_the_context_is_refused(dense):
     run = decoder(dense, None)
-    with pytest.raises(UserError, match="129 tokens exceeds the context of 128"):
+    with pytest.raises(UserError, match="129 tokens exceed the context of 128"):
         run.start([[1] * 129])
     run.start([[1] * 128])
     with pytest.raises(UserError, match="129 tokens"):
         run.extend([[1]])
+
+
+def answers(run, prompts, sampling=Sampling(), max_new_tokens=10, stop=(), **options):  # noqa: B008 (frozen)
+    """Answers by sequence, and why each ended."""
+    generator, texts = Generator(run, stop), [[] for _ in prompts]
+    for b, token in generator.stream(prompts, sampling, max_new_tokens, **options):
+        texts[b].append(token)
+    return texts, generator.reasons
+
+
+def fed_back(run, prompt, tokens):
+    """The greedy answer by the host's own argmax."""
+    run.start([prompt])
+    answer = []
+    for _ in range(tokens):
+        answer.append(int(run.read_logits(1)[0].argmax()))
+        run.extend([[answer[-1]]])
+    return answer
+
+
+def test_the_gpu_feeds_itself_what_the_host_would(case):
+    prompt = case.sequences[0][:5]
+    want = fed_back(decoder(case, case.adapter), prompt, 19)
+    got, reasons = answers(decoder(case, case.adapter), [prompt], max_new_tokens=19)
+    assert got == [want] and reasons == ["length"]
+
+
+def test_draws_do_not_depend_on_the_batch(dense):
+    sampling = Sampling(1.2, top_k=30, top_p=0.95, repetition_penalty=1.1, seed=3)
+    prompts = [dense.sequences[0][:40], dense.sequences[1][:9], dense.sequences[2][:17]]
+    together, _ = answers(decoder(dense, dense.adapter, 3), prompts, sampling)
+    alone = decoder(dense, dense.adapter)
+    for b, prompt in enumerate(prompts):
+        assert answers(alone, [prompt], sampling, streams=[b])[0] == [together[b]]
+    assert answers(alone, prompts[:1], replace(sampling, seed=4))[0] != [together[0]]
+
+
+def test_an_answer_ends_at_a_stop_token_a_length_or_the_context(dense):
+    run, prompts = decoder(dense, None, 2), [dense.sequences[0][:7], dense.sequences[1][:9]]
+    free, _ = answers(run, prompts, max_new_tokens=12)
+    stop = free[0][4]
+    got, reasons = answers(run, prompts, max_new_tokens=12, stop=[stop])
+    for b in (0, 1):
+        ends = stop in free[b]
+        assert got[b] == (free[b][: free[b].index(stop)] if ends else free[b])
+        assert reasons[b] == ("stop" if ends else "length")
+    long = decoder(dense, None)
+    got, reasons = answers(long, [dense.sequences[0][:5] * 24], max_new_tokens=50)  # 120 tokens; the last is not fed
+    assert reasons == ["context"] and len(got[0]) == CONTEXT - 120 + 1
+    assert answers(long, prompts[:1], max_new_tokens=0) == ([[]], ["length"])
+
+
+def test_a_kept_beginning_gives_the_same_answer(dense):
+    run, prompt = decoder(dense, dense.adapter), dense.sequences[0][:20]
+    first, _ = answers(run, [prompt])
+    follow = prompt + first[0] + [3, 4, 5]
+    again, _ = answers(run, [follow], reuse=True)
+    assert again == answers(decoder(dense, dense.adapter), [follow])[0]
+    other = prompt[:11] + [7]  # a conversation that begins alike and goes on otherwise
+    assert answers(run, [other], reuse=True) == answers(decoder(dense, dense.adapter), [other])
+
+
+def test_values_that_are_not_finite_end_it(dense):
+    broken = dense.device.upload(np.full(dense.adapter.params.size, np.nan, np.float32))
+    run = decoder(dense, AdapterBuffers(dense.adapter.layout, broken))
+    with pytest.raises(CheckFailed, match="not finite, first in layers.0.gate_up"):
+        answers(run, [[1, 2, 3]])
+
+
+def test_nothing_is_created_while_tokens_are_made(dense):
+    run = decoder(dense, dense.adapter)
+    answers(run, [[1, 2, 3]])
+    before = diagnostics()
+    answers(run, [[1, 2, 3]])
+    assert diagnostics() == before
+
+
+def diagnostics():
+    found = wgpu.diagnostics.object_counts.get_dict()
+    return {name: found[name]["count"] for name in ("Buffer", "BindGroup", "ComputePipeline", "ShaderModule")}

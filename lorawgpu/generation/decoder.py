@@ -1,7 +1,7 @@
 """A model with a KV cache on one device: prompts go in as flat rows, then one token of every sequence at a time.
 
-extend(ids): all but each sequence's last token through the training forward, then `step` for the last ones
-step:        logits[b] after the token in row b of `rows`
+start, extend   all but each sequence's last token through the whole-sequence walk, then one step for the last ones
+run(n)          n times: choose a token of each sequence on the GPU, and step with it; the host reads them later
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,14 @@ from ..ops.linear import linear_forward
 from ..ops.rmsnorm import rmsnorm_forward
 from ..ops.rope import rope_table
 from ..ops.rows import FIELDS, MAX_SEQUENCES, STRIDE, field, rows_buffer
+from ..ops.sample import RING, SampleBuffers, pack_settings, sample_draw, sample_greedy, seen_bits
 from ..ops.step import step_buffer
-from ..ops.window import state_buffer
+from ..ops.window import State, pack_state, state_buffer
+from ..pace import first_rate, flops_per_submit
+from .sampling import Sampling
+
+PREFILL_MS = 500.0  # of one submit: some systems kill what runs for two seconds
+CLEAN = pack_state(State(False, 0, 0, None, 0))
 
 
 class Decoder:
@@ -32,7 +38,7 @@ class Decoder:
 
     `adapter`: the buffers of an engine, or None for the bare model; they are read at every step, so that changes of
     an optimizer are seen. `matvec=False` takes the whole-sequence walk for single tokens too: slower, the check.
-    `lengths[b]`: tokens of sequence b in the cache.
+    `held[b]`: the tokens of sequence b that the cache holds.
     """
 
     def __init__(
@@ -56,59 +62,61 @@ class Decoder:
         table = rope_table(model.config.rope.inv_freq(model.config.head_dim), self.cache.span)
         self.rope = device.upload(table, label="rope table", kind="step")
         self.state, self.step_values = state_buffer(device), step_buffer(device)
-        self.prefill_rows = bucket(max(prefill_rows, sequences))
+        self.prefill_rows = bucket(max(min(prefill_rows, context), sequences))
         self.prefill_data = StepData.create(device, self.prefill_rows, 1)
         self.rows = rows_buffer(device)
         self.logits = device.tensor((sequences, model.head.rows), label="logits", kind="activations")
-        self.lengths = [0] * sequences
+        self.buffers = SampleBuffers.create(device, sequences, model.config.vocab_size)
+        self.held: list[list[int]] = [[] for _ in range(sequences)]
         self._prefills, self._steps = {}, {}
         self._prefill_plan(self.prefill_rows)  # the largest first: later plans reuse its buffers
 
     # Recording
 
     def _context(self, plan, rows: int, batch: StepData) -> Context:
-        return Context(
-            plan, self.work, self.model, rows, batch, self.rope, self.state, self.step_values, self.watch, self.adapter
-        )
+        shared = (self.rope, self.state, self.step_values, self.watch, self.adapter)
+        return Context(plan, self.work, self.model, rows, batch, *shared)
 
     def _hidden(self, c: Context):
         """The last hidden state of the rows of `c`."""
         x = c.take(c.widths.hidden, "x")
         embed(c, x)
-        saved = Saved.take(c, self.model.layers[0], self.cache.layers[0])
-        return infer_forward(c, x, self.cache.layers, saved)
-
-    def _rank(self, group: str) -> int:
-        """The largest rank of a group in any layer, 0 without adapters."""
-        groups = self.adapter.layout.groups if self.adapter else {}
-        return max((g.rank for (_, name), g in groups.items() if name == group), default=0)
+        return infer_forward(c, x, self.cache.layers, Saved.take(c, self.model.layers[0], self.cache.layers[0]))
 
     def _prefill_plan(self, rows: int) -> Plan:
         if rows not in self._prefills:
             self.work.rewind()
-            plan = Plan(self.device, self.kernels)
-            with plan.section("run"):
+            plan = Plan(self.device, self.kernels, flops_per_submit(first_rate(self.device), PREFILL_MS))
+            with plan.section("forward"):
                 self._hidden(self._context(plan, rows, self.prefill_data.rows(rows)))
             self._prefills[rows] = plan
         return self._prefills[rows]
 
-    def _step_plan(self, rows: int) -> Plan:
-        """One token of each of the first `rows` sequences."""
+    def step_plan(self, rows: int) -> Plan:
+        """Sections for the first `rows` sequences: `forward` from their ids to logits; `greedy`, `draw` to new ids."""
         if rows not in self._steps:
             self.work.rewind()
             plan = Plan(self.device, self.kernels)
             fields = {name: field(self.rows, name, rows) for name in ("ids", "position", "slot", "kv_start")}
             c = self._context(plan, rows, replace(self.prefill_data.rows(rows), **fields))
             logits = self.logits.rows(0, rows)
-            with plan.section("run"):
+            with plan.section("forward"):
                 if self.matvec and decodes(c.config, rows):
                     scratch = Scratch.take(c, max(map(self._rank, GROUPS)))
                     decode_forward(c, self.rows, self.cache.layers, scratch)
                     decode_head(c, logits, scratch)
                 else:
                     self._whole_head(c, logits, self._hidden(c))
+            for name, sample in (("greedy", sample_greedy), ("draw", sample_draw)):
+                with plan.section(name), plan.scope("sample"):
+                    sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
             self._steps[rows] = plan
         return self._steps[rows]
+
+    def _rank(self, group: str) -> int:
+        """The largest rank of a group in any layer, 0 without adapters."""
+        groups = self.adapter.layout.groups if self.adapter else {}
+        return max((g.rank for (_, name), g in groups.items() if name == group), default=0)
 
     def _whole_head(self, c: Context, logits, x):
         n, rstd = c.take(c.widths.hidden, "norm"), c.work.take((c.rows,), label="rstd")
@@ -118,52 +126,59 @@ class Decoder:
 
     # Running
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Forget all sequences and begin with `prompts`; then as `extend`."""
-        self.lengths = [0] * self.cache.sequences
-        self.extend(prompts)
+    def start(self, prompts: Sequence[Sequence[int]], streams: Sequence[int] | None = None, reuse: bool = False):
+        """Begin the first len(prompts) sequences anew; then as `extend`. `streams`: their streams of random numbers.
+
+        `reuse` keeps what the cache already holds of a prompt's beginning. Its sums may have been made in another
+        order, so without it a text depends on nothing that came before.
+        """
+        self.device.write(self.state, CLEAN)
+        self.streams = list(streams or range(len(prompts)))
+        self.held = [[] for _ in self.held] if not reuse else self.held
+        for b, prompt in enumerate(prompts):
+            same = next((i for i, (x, y) in enumerate(zip(self.held[b], prompt, strict=False)) if x != y), None)
+            keep = min(len(self.held[b]), len(prompt)) if same is None else same
+            self.held[b] = self.held[b][: min(keep, len(prompt) - 1)]  # the last token is fed: it gives the logits
+        self.extend([prompt[len(held) :] for prompt, held in zip(prompts, self.held, strict=False)])
 
     def extend(self, ids: Sequence[Sequence[int]]) -> None:
         """Append tokens to the first len(ids) sequences, at least one to each; `logits` are then those of the last.
 
         UserError when a sequence would outgrow the context. ValueError for an empty list.
         """
-        for b, tokens in enumerate(ids):
+        for held, tokens in zip(self.held, ids, strict=False):
             if len(tokens) == 0:
-                raise ValueError(f"sequence {b} gets no token")
-            if self.lengths[b] + len(tokens) > self.context:
+                raise ValueError("a sequence is to be extended by at least one token")
+            if len(held) + len(tokens) > self.context:
                 raise UserError(
-                    f"a sequence of {self.lengths[b] + len(tokens)} tokens exceeds the context of {self.context}: "
-                    "shorten the prompt"
+                    f"{len(held) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
                 )
-        self._prefill([(b, t, self.lengths[b] + i) for b, tokens in enumerate(ids) for i, t in enumerate(tokens[:-1])])
-        self.lengths[: len(ids)] = [n + len(tokens) for n, tokens in zip(self.lengths, ids, strict=False)]
-        self._write_rows([tokens[-1] for tokens in ids])
-        self._step_plan(len(ids)).run("run")
-
-    def _prefill(self, tokens: list) -> None:
-        for start in range(0, len(tokens), self.prefill_rows):
-            chunk = tokens[start : start + self.prefill_rows]
+        flat = [(b, t, len(self.held[b]) + i) for b, tokens in enumerate(ids) for i, t in enumerate(tokens[:-1])]
+        for begin in range(0, len(flat), self.prefill_rows):
+            chunk = flat[begin : begin + self.prefill_rows]
             rows = bucket(len(chunk), self.prefill_rows)
-            self._write(self.prefill_data, chunk, rows)
-            self._prefill_plan(rows).run("run")
+            self._write(chunk, rows)
+            self._prefill_plan(rows).run("forward")
+        for held, tokens in zip(self.held, ids, strict=False):
+            held.extend(map(int, tokens))
+        self._write_rows(len(ids))
+        self.step_plan(len(ids)).run("forward")
 
-    def _write(self, data: StepData, tokens: list, rows: int) -> None:
-        """Put (sequence, id, position) tokens into step data. Spare rows repeat the last: they write what it writes."""
+    def _write(self, tokens: list, rows: int) -> None:
+        """Put (sequence, id, position) in place. Spare rows repeat the last: they write what it writes."""
         sequence, ids, position = np.array([*tokens, *[tokens[-1]] * (rows - len(tokens))], np.int32).T
         first = sequence * self.cache.span
         values = {"ids": ids, "position": position, "slot": first + position, "kv_start": first}
         for name, array in values.items():
-            self.device.write(getattr(data, name).view(0, (rows,)), array)
+            self.device.write(getattr(self.prefill_data, name).view(0, (rows,)), array)
 
-    def _write_rows(self, ids: Sequence[int]) -> None:
-        """The sequences' state with the last token of each, which the cache does not hold yet."""
-        count = len(ids)
-        position = np.array(self.lengths[:count]) - 1
+    def _write_rows(self, count: int) -> None:
+        """The state of the first `count` sequences: the last token of each is fed next."""
+        position = np.array([len(held) - 1 for held in self.held[:count]])
         first = np.arange(count) * self.cache.span
+        values = {"ids": [held[-1] for held in self.held[:count]], "position": position, "slot": first + position}
+        values |= {"kv_start": first, "end": first + self.context, "stream": self.streams}
         state = np.zeros((len(FIELDS), STRIDE), np.int32)
-        values = {"ids": ids, "position": position, "slot": first + position, "kv_start": first}
-        values |= {"end": first + self.context, "stream": np.arange(count)}
         for name, array in values.items():
             state[FIELDS.index(name), :count] = array
         self.device.write(self.rows, state)
@@ -171,3 +186,40 @@ class Decoder:
     def read_logits(self, count: int) -> np.ndarray:
         """Logits of the first `count` sequences, float32 [count, V]. Waits for the GPU."""
         return self.device.read(self.logits.rows(0, count))[:, : self.model.config.vocab_size]
+
+    # Sampling
+
+    def sample(self, sampling: Sampling, count: int) -> None:
+        """Prepare to choose tokens for the first `count` sequences."""
+        self.device.write(self.buffers.settings, pack_settings(sampling))
+        for b in range(count):
+            bits = seen_bits(self.held[b], self.buffers.vocab)
+            self.device.queue.write_buffer(self.buffers.seen.buffer, b * bits.nbytes, bits)
+
+    def encode(self, count: int, tokens: int, greedy: bool):
+        """Commands that choose `tokens` tokens for each of `count` sequences and feed them, at most RING."""
+        if not 0 < tokens <= RING:
+            raise ValueError(f"{tokens} tokens at once; from 1 to {RING}")
+        plan = self.step_plan(count)
+        records = [*plan.sections["greedy" if greedy else "draw"], *plan.sections["forward"]]
+        encoder = self.device.wgpu.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for record in records * tokens:
+            compute.set_pipeline(record.pipeline)
+            compute.set_bind_group(0, record.group)
+            compute.dispatch_workgroups(*record.grid)
+        compute.end()
+        return encoder.finish()
+
+    def submit(self, commands) -> None:
+        """Start what `encode` returned. It does not wait."""
+        self.device.queue.submit([commands])
+
+    def chosen(self, count: int, first: int, tokens: int) -> np.ndarray:
+        """Tokens from number `first` on, u32 [count, tokens]; waits. 0xffffffff where a value was not finite."""
+        return self.device.read(self.buffers.history)[:count, np.arange(first, first + tokens) % RING]
+
+    def first_bad(self) -> str:
+        """The place where a value was first not finite."""
+        bad, record = map(int, self.device.read(self.state)[:2])
+        return self.watch.names[record] if bad else "the logits"

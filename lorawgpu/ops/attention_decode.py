@@ -32,7 +32,8 @@ def attention_decode(
 ):
     """parts [count, SPLITS, row_ld] and stats [count, SPLITS, heads, 4] of the `count` sequences in `rows`.
 
-    qkv [count, ld]; kcache, vcache [slots, slot_ld]; table from ops.rope.rope_table; rows from ops.rows.rows_buffer.
+    qkv [count, ld]; kcache, vcache [slots, slot_ld]; rows from ops.rows.rows_buffer; table from ops.rope.rope_table, as
+    long as the longest sequence may become.
     ValueError for a head size that does not fit.
     """
     if not fits(head_dim):
@@ -65,7 +66,7 @@ def attention_decode(
     plan.record(
         "attention_decode",
         "main",
-        (heads // per_workgroup, SPLITS, count),
+        (heads // per_workgroup, min(SPLITS, -(-table.shape[0] // KEYS)), count),
         params=params,
         template=template,
         qkv=qkv,
