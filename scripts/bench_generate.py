@@ -1,0 +1,215 @@
+"""Tokens a second of decoding at a named shape, with random weights: correct first, then the rate and where time goes.
+
+    python scripts/bench_generate.py [--device gpu] [--shape bitnet-2b] [--rank 16] [--prompt 128] [--tokens 256]
+
+Random weights cost what trained ones do. The one-token walk (matrix-vector products, flash decoding) must agree with
+the whole-sequence walk; then prefill and decoding are timed, and each kind of kernel of a step by itself.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+
+import numpy as np
+
+from lorawgpu.generation.decoder import Decoder
+from lorawgpu.generation.generator import MOST, Generator
+from lorawgpu.generation.sampling import Sampling
+from lorawgpu.gpu import KernelCache, open_device
+from lorawgpu.model.adapter import adapter_shapes
+from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
+from lorawgpu.model.config import ModelConfig, Rope
+from lorawgpu.model.context import AdapterBuffers
+from lorawgpu.model.layers import load_model
+from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.model.tensors import Checkpoint, Dense, Ternary, is_linear, packed_rows
+
+SHAPES = {  # hidden, intermediate, layers, heads, kv heads, head size, vocabulary, ternary
+    "bitnet-2b": (2560, 6912, 30, 20, 5, 128, 128256, True),
+    "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49152, False),
+    "llama-1b": (2048, 8192, 16, 32, 8, 64, 128256, False),
+    "tiny": (256, 512, 2, 4, 2, 64, 1000, True),
+}
+
+
+def config_of(name: str) -> ModelConfig:
+    hidden, middle, layers, heads, kv_heads, head_dim, vocab, ternary = SHAPES[name]
+    return ModelConfig(
+        family="bitnet" if ternary else "llama",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=middle,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope=Rope(500000.0),
+        act="relu2" if ternary else "silu",
+        sub_norms=ternary,
+        tie_word_embeddings=True,
+        ternary="multiply" if ternary else None,
+        bos_token_id=None,
+        eos_token_ids=(),
+        pad_token_id=None,
+    )
+
+
+class RandomCheckpoint(Checkpoint):
+    """Random weights of a shape, made when they are asked for."""
+
+    def __init__(self, config: ModelConfig):
+        self.config, self.rng = config, np.random.default_rng(0)
+        self.shapes = config.linear_shapes() | config.norm_shapes()
+
+    def _shape(self, name: str) -> tuple:
+        if "layers." in name:
+            return self.shapes[name.split(".", 3)[3].removesuffix(".weight")]
+        c = self.config
+        return (c.hidden_size,) if name == "model.norm.weight" else (c.vocab_size, c.hidden_size)
+
+    def dense(self, name: str) -> Dense:
+        shape = self._shape(name)
+        if len(shape) == 1:
+            return Dense(np.ones(shape, np.float32), "f32")
+        width = 0.05 if not is_linear(name) else shape[1] ** -0.5
+        values = self.rng.standard_normal(shape, np.float32) * np.float32(width)
+        return Dense((values.view(np.uint32) >> 16).astype(np.uint16), "bf16")
+
+    def ternary(self, name: str) -> Ternary:
+        out, inner = self._shape(name)
+        codes = self.rng.integers(0, 3, (4, packed_rows(out), inner), np.uint8)
+        packed = codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
+        return Ternary(packed, out, 1.2 * inner**-0.5)
+
+    def tokenizer(self):
+        raise NotImplementedError
+
+
+def random_adapter(device, config: ModelConfig, rank: int) -> AdapterBuffers | None:
+    if not rank:
+        return None
+    lora, rng = LoraConfig(rank, 2 * rank, LINEAR_MODULES), np.random.default_rng(1)
+    layout = AdapterLayout(lora, config)
+    tensors = {
+        name: rng.standard_normal(shape, np.float32) * np.float32(0.3 * shape[1] ** -0.5)
+        for name, shape in adapter_shapes(lora, config).items()
+    }
+    return AdapterBuffers(layout, device.upload(layout.flatten(tensors), label="adapter"))
+
+
+def check(device, model, adapter, kernels, rng):
+    """Both walks over the same tokens; logits as a relative error. BitNet's may differ by flipped roundings."""
+    tokens = rng.integers(0, model.config.vocab_size, 12).tolist()
+    logits = []
+    for matvec in (True, False):
+        decoder = Decoder(device, model, adapter, context=128, prefill_rows=64, kernels=kernels, matvec=matvec)
+        decoder.start([tokens[:4]])
+        for token in tokens[4:]:
+            decoder.extend([[token]])
+        logits.append(decoder.read_logits(1)[0].astype(np.float64))
+    return np.linalg.norm(logits[0] - logits[1]) / np.linalg.norm(logits[1])
+
+
+def seconds_of(device, run, count):
+    run()
+    device.wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    device.wait()
+    return (time.perf_counter() - start) / count
+
+
+def by_kernel(device, records, repeat):
+    """Seconds a step of each kind of kernel: its records alone, back to back. Their sum lacks only what overlaps."""
+    kinds = defaultdict(list)
+    for record in records:
+        head = "head " if "head/" in record.label else ""
+        kinds[f"{head}{record.label.rsplit('/', 1)[-1].removesuffix(':main')}"].append(record)
+    times = {}
+    for kind, some in kinds.items():
+
+        def run(some=some):
+            encoder = device.wgpu.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            for record in some:
+                compute.set_pipeline(record.pipeline)
+                compute.set_bind_group(0, record.group)
+                compute.dispatch_workgroups(*record.grid)
+            compute.end()
+            device.queue.submit([encoder.finish()])
+
+        times[kind] = (len(some), seconds_of(device, run, repeat))
+    return times
+
+
+def weight_bytes(model, adapter) -> int:
+    """What a token has to read at least: every linear and the head, and the adapter."""
+    weights = [getattr(layer, group) for layer in model.layers for group in GROUPS]
+    return sum(w.nbytes for w in weights) + model.head.nbytes + (adapter.params.nbytes if adapter else 0)
+
+
+def measure(args, device, model, adapter, kernels, rng):
+    vocab, greedy = model.config.vocab_size, not args.temperature
+    sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p)
+    context = args.prompt + 2 * args.tokens + MOST
+    decoder = Decoder(device, model, adapter, context=context, sequences=args.batch, kernels=kernels)
+    prompts = [rng.integers(0, vocab, args.prompt).tolist() for _ in range(args.batch)]
+    elapsed = seconds_of(device, lambda: decoder.start(prompts), 3)
+    rate = args.batch * args.prompt / elapsed
+    print(f"prefill     {args.batch} x {args.prompt}: {elapsed * 1e3:.1f} ms, {rate:,.0f} tok/s")
+    rates = []
+    for _ in range(args.repeat):
+        generator, tokens, start = Generator(decoder, ()), 0, None
+        for _ in generator.stream(prompts, sampling, args.tokens):
+            start = start or time.perf_counter()  # the first token: the prompt is done
+            tokens += 1
+        rates.append((tokens - args.batch) / (time.perf_counter() - start))
+    print(f"decode      {max(rates):,.1f} tok/s (runs: {', '.join(f'{r:,.1f}' for r in rates)})")
+    plan = decoder.step_plan(args.batch)
+    records = [*plan.sections["greedy" if greedy else "draw"], *plan.sections["forward"]]
+    start = time.perf_counter()
+    for _ in range(10):
+        decoder.encode(args.batch, 4, greedy)
+    encode = (time.perf_counter() - start) / 40
+    step = seconds_of(device, lambda: decoder.submit(decoder.encode(args.batch, 4, greedy)), 8) / 4
+    floor = weight_bytes(model, adapter)
+    each = len(plan.sections["forward"]) / len(model.layers)
+    print(f"dispatches  {len(records)} a token, {each:.1f} a layer; {encode * 1e3:.2f} ms to record a token")
+    print(f"a step      {step * 1e3:.3f} ms; reads {floor / 1e6:.0f} MB at least, {floor / step / 1e9:,.0f} GB/s")
+    for kind, (count, seconds) in sorted(by_kernel(device, records, args.repeat * 5).items(), key=lambda x: -x[1][1]):
+        print(f"  {kind:28} {count:4} x {seconds / count * 1e6:8.2f} us = {seconds * 1e3:7.3f} ms")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device")
+    parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
+    parser.add_argument("--rank", type=int, default=16, help="of the adapter on all linears; 0: none")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--repeat", type=int, default=4)
+    args = parser.parse_args()
+    device, rng = open_device(args.device), np.random.default_rng(2)
+    kernels, start = KernelCache(device), time.perf_counter()
+    model = load_model(device, RandomCheckpoint(config_of(args.shape)))
+    adapter = random_adapter(device, model.config, args.rank)
+    print(device.name, device.driver)
+    print(f"{args.shape}: {model.nbytes / 1e6:,.0f} MB, rank {args.rank}, made in {time.perf_counter() - start:.1f} s")
+    start = time.perf_counter()
+    error = check(device, model, adapter, kernels, rng)
+    bound = 5e-2 if model.config.ternary else 1e-4
+    print(f"correct     logits differ by {error:.1e} between the walks ({time.perf_counter() - start:.1f} s)")
+    if not error < bound:
+        raise SystemExit(f"error: that is more than {bound:g}; nothing is timed")
+    measure(args, device, model, adapter, kernels, rng)
+
+
+if __name__ == "__main__":
+    main()
