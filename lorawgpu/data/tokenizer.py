@@ -83,6 +83,10 @@ class Tokenizer:
         """A hash of everything that decides which ids a text becomes: a cache of ids is keyed by it."""
         return hashlib.blake2b(f"{self._backend.to_str()} {self.bos_id} {self.eos_id}".encode()).hexdigest()
 
+    def to_json(self) -> str:
+        """The contents of a tokenizer.json: all but the names of the special tokens and the template."""
+        return self._backend.to_str(pretty=True)
+
     def token_id(self, token: str) -> int | None:
         """Id of one token by its text, None when there is no such token."""
         return self._backend.token_to_id(token)

@@ -41,6 +41,11 @@ class GgufCheckpoint(Checkpoint):
             if found != shape:
                 raise UserError(f"{path}: {name} has shape {list(found)}; the metadata wants {list(shape)}.")
 
+    @property
+    def quantised(self) -> bool:
+        """Whether any tensor is stored in blocks, which `dense` decodes to float32."""
+        return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
+
     def dense(self, name: str) -> Dense:
         data, kind = self._file.read(self._gguf_names[name])
         heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}

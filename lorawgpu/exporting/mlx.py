@@ -1,0 +1,66 @@
+"""mlx-lm: `adapters.safetensors` with both matrices transposed, and an `adapter_config.json` of its own keys.
+
+mlx-lm computes y + scale * (x @ lora_a) @ lora_b, lora_a [in, r], lora_b [r, out], with one scale for all modules; what
+rsLoRA and patterns change of it in single modules goes into their lora_b.
+Format: https://github.com/ml-explore/mlx-lm (mlx_lm/tuner/utils.py, load_adapters)
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from lorawgpu.exporting.effect import LINEAR, LowRank, one_scale
+from lorawgpu.exporting.source import Source
+from lorawgpu.model.files import read_json_object
+from lorawgpu.model.safetensors_file import SafetensorsFile
+
+RUNTIME = "mlx-lm"
+WEIGHTS_FILE, CONFIG_FILE = "adapters.safetensors", "adapter_config.json"
+
+
+def write(folder: Path, source: Source) -> None:
+    scale, rest = one_scale(source.scales)
+    tensors = {}
+    for module, change in source.effect.items():
+        tensors[f"{module}.lora_a"] = np.ascontiguousarray(change.a.T)
+        tensors[f"{module}.lora_b"] = np.ascontiguousarray((change.b.T * rest[module]).astype(np.float32))
+    (folder / WEIGHTS_FILE).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "mlx"}))
+    ranks = [len(change.a) for change in source.effect.values()]
+    config = {
+        "fine_tune_type": "lora",
+        "model": source.base_name,
+        "num_layers": -1,  # all: mlx-lm counts from the last layer
+        "lora_parameters": {
+            "rank": max(ranks, key=ranks.count),
+            "scale": scale,
+            "dropout": source.lora.dropout,
+            "keys": sorted({LINEAR.fullmatch(module)["path"] for module in source.effect}),
+        },
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read(folder: Path, source: Source) -> dict[str, LowRank]:
+    scale = read_json_object(folder / CONFIG_FILE)["lora_parameters"]["scale"]
+    file = SafetensorsFile(folder / WEIGHTS_FILE)
+    modules = [re.fullmatch(r"(.+)\.lora_a", name)[1] for name in file.entries if name.endswith(".lora_a")]
+    return {m: LowRank(file.read(f"{m}.lora_a").T, file.read(f"{m}.lora_b").T, scale) for m in modules}
+
+
+def remarks(source: Source) -> list[str]:
+    found = []
+    if source.config is None or source.config.ternary:
+        found.append(
+            "BitNet models: mlx-lm makes adapters for nn.Linear only and stops at its BitLinear (\"Can't convert layer "
+            'of type BitLinear to LoRA"), which also does not round activations to int8 as the model was trained'
+        )
+    if len(set(source.scales.values())) > 1:
+        found.append("modules with scales of their own: mlx-lm knows one scale, the rest is inside their lora_b")
+    if len({len(change.a) for change in source.effect.values()}) > 1:
+        found.append(
+            "ranks by module: mlx-lm's config holds one rank; it takes the shapes from the file, others may not"
+        )
+    return found
