@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,11 @@ from .gpu.kernel import SHADERS
 from .ops.window import State, pack_state
 from .run import Run
 
+# May be changed at a resume, and then change the course of training.
+STEERING = (
+    "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
+    "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
+)  # fmt: skip
 GOOD = State(bad=False, bad_run=0, bad_total=0, record=None, windows=0)
 
 
@@ -94,15 +100,27 @@ def checkpoint_to_resume(run_folder: Path, choice: str | None) -> Path | None:
     return path
 
 
-def load_snapshot(run: Run, path: Path) -> Snapshot:
-    """Read a checkpoint. UserError naming every difference when it was made with another model, data or adapter."""
+def load_snapshot(path: Path) -> Snapshot:
+    """Read a checkpoint. UserError when it is not whole, or its state is not what this version writes."""
     snapshot = load_checkpoint(path)
     try:
-        saved = {"identity": snapshot.state["identity"], "standing": Standing.from_json(snapshot.state)}
+        for key in ("identity", "environment", "config", "today"):
+            snapshot.state[key]
+        Standing.from_json(snapshot.state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: its state lacks or garbles {error}; made by another version?") from None
-    require_same(saved["identity"], run.identity, path)
     return snapshot
+
+
+def today_of(snapshot: Snapshot) -> datetime | None:
+    """The moment that chat templates of the run take for now: a run resumed tomorrow must read its data as today."""
+    today = snapshot.state["today"]
+    return datetime.fromisoformat(today) if today else None
+
+
+def check_same_run(run: Run, snapshot: Snapshot, path: Path) -> None:
+    """UserError naming every difference when the checkpoint was made with another model, data or adapter."""
+    require_same(snapshot.state["identity"], run.identity, path)
 
 
 def restore(engine: Engine, snapshot: Snapshot) -> Standing:
@@ -114,13 +132,20 @@ def restore(engine: Engine, snapshot: Snapshot) -> Standing:
     return standing
 
 
-def environment_notes(snapshot: Snapshot, device) -> list[str]:
-    """Why continuing may not give the same bits as the run that was interrupted."""
-    return differences(snapshot.state.get("environment", {}), environment(device))
+def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
+    """Why this run will not end with the same bits as the one that was interrupted, if so."""
+    config = {key: value for key, value in run.config.model_dump().items() if key in STEERING}
+    changed = differences({key: snapshot.state["config"].get(key) for key in STEERING}, config)
+    return changed + differences(snapshot.state["environment"], environment(device))
 
 
 def take_snapshot(run: Run, engine: Engine, standing: Standing) -> Snapshot:
     """Read the adapter and its moments back; waits for the GPU."""
-    state = standing.to_json() | {"identity": run.identity, "environment": environment(engine.device)}
+    state = standing.to_json() | {
+        "identity": run.identity,
+        "environment": environment(engine.device),
+        "config": run.config.model_dump(),
+        "today": run.words.template.now.isoformat() if run.words.template else None,
+    }
     parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]
     return Snapshot(run.lora, *parts, state)

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -118,11 +119,16 @@ def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False) -
         raise UserError(f"{error}: {words.missing}") from None
 
 
-def prepare(config: TrainConfig, skip_bad_lines: bool = False) -> Run:
-    """Everything that needs no GPU. UserError for what is wrong with the model, the data or the adapter."""
+def prepare(config: TrainConfig, skip_bad_lines: bool = False, today: datetime | None = None) -> Run:
+    """Everything that needs no GPU. UserError for what is wrong with the model, the data or the adapter.
+
+    `today`: what a chat template that asks for the date is told, when not the moment of the call.
+    """
     checkpoint = open_checkpoint(config.base_model)
     lora, start = start_adapter(config, checkpoint.config)
     words = words_of_model(config, checkpoint)
+    if today and words.template:
+        words = replace(words, template=ChatTemplate(words.template.source, words.template.special_tokens, today))
     data = load_data(config, words, skip_bad_lines)
     sources = data.train + ([data.validation] if data.validation is not None else [])
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))

@@ -11,13 +11,19 @@ from .data.preview import preview_lines
 from .errors import UserError
 from .gpu import open_device
 from .planning import plan_text
-from .resume import checkpoint_to_resume, load_snapshot
+from .resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
 from .run import build_engine, load_data, prepare, words_without_weights
 from .trainer import Trainer
 
+EPILOG = (
+    "Ctrl-C or SIGTERM finishes the step, saves a checkpoint and leaves with exit code 130 or 143; a second one leaves "
+    "at once. Exit code 0: done; 1: too many bad steps, or a final adapter that is no good; 2: wrong input; 3: the "
+    "device failed."
+)
+
 
 def parse(argv: list[str]) -> Namespace:
-    parser = parser_of("train")
+    parser = parser_of("train", epilog=EPILOG)
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
     parser.add_argument("--set", metavar="key=value", action="append", default=[], help="override a key of the config")
     usage = "continue from the newest checkpoint of output_dir, or from DIR"
@@ -59,8 +65,10 @@ def preview(config: TrainConfig, args: Namespace) -> int:
 
 def train(config: TrainConfig, args: Namespace) -> int:
     path = checkpoint_to_resume(Path(config.output_dir), args.resume)
-    prepared = prepare(config, args.skip_bad_lines)
-    snapshot = load_snapshot(prepared, path) if path else None
+    snapshot = load_snapshot(path) if path else None
+    prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None)
+    if snapshot:
+        check_same_run(prepared, snapshot, path)
     engine = build_engine(prepared, open_device(args.device or config.device))
     trainer = Trainer(prepared, engine, snapshot)
     print(plan_text(prepared, engine, str(path) if path else ""), flush=True)

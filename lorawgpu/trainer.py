@@ -17,7 +17,7 @@ from .interrupt import Interrupts
 from .metrics import MetricsLog, Progress
 from .pace import flops_per_submit
 from .prefetch import Prefetch
-from .resume import Standing, environment_notes, restore, take_snapshot
+from .resume import Standing, restore, resume_notes, take_snapshot
 from .run import Run
 from .samples import Samples
 from .watch import LateReader, Report, bad_tensors, fault
@@ -31,7 +31,7 @@ class Trainer:
     def __init__(self, run: Run, engine: Engine, snapshot=None):
         self.run, self.engine, self.config = run, engine, run.config
         self.standing = restore(engine, snapshot) if snapshot else Standing()
-        self.notes = environment_notes(snapshot, engine.device) if snapshot else []
+        self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.saved: Path | None = None  # the last checkpoint of this run
@@ -50,7 +50,7 @@ class Trainer:
         log = MetricsLog(folder / METRICS_FILE, self.standing.step or None)
         self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
         for note in self.notes:
-            self.progress.message(f"note: not bit-exact any more: {note}")
+            self.progress.message(f"note: this run will not end as the one before would have: {note}")
         try:
             with device_errors(), Interrupts(self._notice) as interrupts:
                 self._loop(interrupts)

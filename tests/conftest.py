@@ -40,3 +40,11 @@ def lab(device, kernels):
     from tiny_run import Lab
 
     return Lab(device, kernels)
+
+
+@pytest.fixture
+def train_main(monkeypatch, device, kernels):
+    """`main` of the train command on the session's device (tests/tiny_run.py)."""
+    from tiny_run import shared_main
+
+    return shared_main(monkeypatch, device, kernels)

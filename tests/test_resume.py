@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_run import MODEL, adapter_bytes, write_config, write_data
+from tiny_run import MODEL, adapter_bytes, byte_model, write_config, write_data
 
 from lorawgpu import train as command
 from lorawgpu.checkpoint import load_checkpoint, newest_checkpoint
+from lorawgpu.data import chat
 from lorawgpu.errors import UserError
 from lorawgpu.metrics import read_metrics
 from lorawgpu.trainer import Trainer
@@ -52,7 +54,8 @@ def assert_same_run(a: Path, b: Path):
     assert adapter_bytes(a) == adapter_bytes(b)
     one, two = (load_checkpoint(newest_checkpoint(folder)) for folder in (a, b))
     for snapshot in (one, two):
-        snapshot.state.pop("environment")  # versions and kernels say why bits may differ; here the bits are compared
+        for key in ("environment", "config"):  # these say why bits may differ, and where the run is
+            snapshot.state.pop(key)
     assert one.state == two.state
     for part in ("adapter", "m", "v"):
         for name, tensor in getattr(one, part).items():
@@ -132,14 +135,43 @@ def test_auto_without_a_checkpoint_starts_afresh(tmp_path, lab):
     assert adapter_bytes(lab.train(config, "auto"))
 
 
+def test_what_steers_and_was_changed_is_said(tmp_path, lab, capsys):
+    lab.train(write_config(tmp_path, max_steps=1))
+    lab.train(write_config(tmp_path, max_steps=2, learning_rate=1e-3), "auto")
+    err = capsys.readouterr().err
+    assert "note: this run will not end as the one before would have: learning_rate: the checkpoint has 0.01" in err
+
+
+def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_path, lab, monkeypatch):
+    """Else the data would differ tomorrow, and the run could not be resumed."""
+    model = byte_model(tmp_path / "model")
+    with open(tmp_path / "chat.jsonl", "w") as file:
+        for word in ("one", "two", "three"):
+            turns = [{"role": "user", "content": word}, {"role": "assistant", "content": word[::-1]}]
+            file.write(json.dumps({"messages": turns}) + "\n")
+    template = "{{ strftime_now('%j %H %M %S') }}{% for m in messages %}{{ m.content }}~{% endfor %}"
+    keys = {"base_model": str(model), "datasets": [{"path": str(tmp_path / "chat.jsonl")}], "sequence_len": 64}
+    lab.train(write_config(tmp_path, chat_template_jinja=template, max_steps=1, **keys))
+
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls):
+            return datetime.now() + timedelta(days=1)
+
+    monkeypatch.setattr(chat, "datetime", Tomorrow)
+    trainer = lab.trainer(write_config(tmp_path, chat_template_jinja=template, max_steps=2, **keys), "auto")
+    assert trainer.train() == 0
+    assert lab.trainer(tmp_path / "config.yaml", "auto").run.words.template.now.date() == date.today()
+
+
 # What is refused
 
 
-def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab):
+def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab, train_main):
     config = write_config(tmp_path, max_steps=1)
     lab.train(config)
     before = adapter_bytes(tmp_path / "out")
-    assert command.main([str(config)]) == 2
+    assert train_main([str(config)]) == 2
     err = capsys.readouterr().err
     assert "already holds a run, up to checkpoint-1: continue it with --resume, or choose another output_dir" in err
     assert adapter_bytes(tmp_path / "out") == before
@@ -155,7 +187,7 @@ def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab):
         ({"datasets": "other"}, "data: the checkpoint has"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, lab, changed, words):
+def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, lab, changed, words, train_main):
     lab.train(write_config(tmp_path, max_steps=1))
     if "base_model" in changed:
         changed = {"base_model": str(shutil.copytree(MODEL, tmp_path / "model"))}
@@ -165,18 +197,18 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, lab, c
         weights.write_bytes(content)
     if "datasets" in changed:
         changed = {"datasets": [{"path": str(write_data(tmp_path / "other.jsonl", seed=5))}]}
-    assert command.main([str(write_config(tmp_path, max_steps=2, **changed)), "--resume"]) == 2
+    assert train_main([str(write_config(tmp_path, max_steps=2, **changed)), "--resume"]) == 2
     err = capsys.readouterr().err
     assert words in err and "checkpoint-1: made by another run" in err and "Traceback" not in err
 
 
-def test_a_garbled_state_is_refused(tmp_path, capsys, lab):
+def test_a_garbled_state_is_refused(tmp_path, capsys, lab, train_main):
     folder = lab.train(write_config(tmp_path, max_steps=1))
     file = folder / "checkpoint-1" / "trainer_state.json"
     state = json.loads(file.read_text())
     del state["data"]
     file.write_text(json.dumps(state))
-    assert command.main([str(tmp_path / "config.yaml"), "--resume"]) == 2
+    assert train_main([str(tmp_path / "config.yaml"), "--resume"]) == 2
     assert "its state lacks or garbles 'data'" in capsys.readouterr().err
 
 

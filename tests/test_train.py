@@ -3,16 +3,14 @@
 import json
 import math
 import resource
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import tokenizers
 import wgpu
 import yaml
 from golden_case import GOLDEN, reference_model
-from tiny_run import MODEL, adapter_bytes, losses, write_config, write_data
+from tiny_run import MODEL, adapter_bytes, byte_model, losses, write_config, write_data
 
 from lorawgpu import train as command
 from lorawgpu.config import load_config
@@ -204,9 +202,9 @@ def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, lab):
     assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-2"]
 
 
-def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys):
+def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys, train_main):
     config = write_config(tmp_path, max_steps=30, learning_rate=1e38, max_bad_steps=4, weight_decay=1.0)
-    assert command.main([str(config)]) == 1
+    assert train_main([str(config)]) == 1
     err = capsys.readouterr().err
     assert "error: 4 steps in a row were not finite" in err and "Traceback" not in err
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
@@ -280,36 +278,36 @@ def test_a_held_out_part_is_not_trained_on(tmp_path, lab):
 # What the command shows without training
 
 
-def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys, train_main):
     config = write_config(tmp_path)
-    assert command.main([str(config), "--dry-run", "--set", "micro_batch_size=3"]) == 0
+    assert train_main([str(config), "--dry-run", "--set", "micro_batch_size=3"]) == 0
     out = capsys.readouterr().out
     for words in ("llvmpipe", "max-storage-buffer-binding-size", "trainable parameters", "3 samples each", "MiB"):
         assert words in out
     assert not (tmp_path / "out").exists()
 
 
-def test_preview_as_json_lines(tmp_path, capsys):
+def test_preview_as_json_lines(tmp_path, capsys, train_main):
     """A model folder without weights is enough to look at the data."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_bytes((MODEL / "config.json").read_bytes())
     config = write_config(tmp_path, base_model=str(model))
-    assert command.main([str(config), "--preview", "2", "--json"]) == 0
+    assert train_main([str(config), "--preview", "2", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["line"] for line in lines[:2]] == [1, 2]
     assert lines[0]["labels"][:2] == [IGNORE, IGNORE] and lines[0]["labels"][2:] == lines[0]["input_ids"][2:]
     assert lines[2]["samples"] == 8 and not (tmp_path / "out").exists()
 
 
-def test_the_schema_knows_every_key(capsys):
-    assert command.main(["--schema"]) == 0
+def test_the_schema_knows_every_key(capsys, train_main):
+    assert train_main(["--schema"]) == 0
     assert {"base_model", "lora_r", "max_dispatch_ms"} <= json.loads(capsys.readouterr().out)["properties"].keys()
 
 
-def test_set_overrides_a_key(tmp_path):
+def test_set_overrides_a_key(tmp_path, train_main):
     config = write_config(tmp_path)
-    assert command.main([str(config), "--set", "max_steps=1", "--set", "learning_rate=1e-3"]) == 0
+    assert train_main([str(config), "--set", "max_steps=1", "--set", "learning_rate=1e-3"]) == 0
     resolved = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert resolved["max_steps"] == 1 and resolved["learning_rate"] == 1e-3
 
@@ -401,26 +399,13 @@ def test_sample_prompts_are_answered_at_evaluations(tmp_path, lab):
     assert logged[-1]["samples"][0]["text"].startswith(tokenizer.decode(ids[5:], skip_special=True))
 
 
-def byte_model(folder):
-    """The model with a tokenizer of single bytes."""
-    shutil.copytree(MODEL, folder)
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([], trainer)
-    backend.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def test_sample_prompts_without_a_tokenizer_are_refused(tmp_path, capsys):
+def test_sample_prompts_without_a_tokenizer_are_refused(tmp_path, capsys, train_main):
     config = write_config(tmp_path, eval_steps=2, sample_prompts=["hello"])
-    assert command.main([str(config)]) == 2
+    assert train_main([str(config)]) == 2
     assert "sample_prompts need the model's tokenizer" in capsys.readouterr().err
 
 
-def test_a_full_disk_ends_the_run_naming_what_was_saved(tmp_path, capsys, monkeypatch):
+def test_a_full_disk_ends_the_run_naming_what_was_saved(tmp_path, capsys, monkeypatch, train_main):
     from lorawgpu import checkpoint
 
     real = checkpoint.write_synced
@@ -432,8 +417,8 @@ def test_a_full_disk_ends_the_run_naming_what_was_saved(tmp_path, capsys, monkey
 
     monkeypatch.setattr(checkpoint, "write_synced", full)
     config = write_config(tmp_path, save_steps=2)
-    assert command.main([str(config)]) == 2
+    assert train_main([str(config)]) == 2
     err = capsys.readouterr().err
     assert "No space left on device" in err and "The last good checkpoint is" in err and "/checkpoint-2;" in err
     monkeypatch.undo()
-    assert command.main([str(config), "--resume"]) == 0
+    assert train_main([str(config), "--resume"]) == 0

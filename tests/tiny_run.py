@@ -1,15 +1,19 @@
 """Whole training runs on the smallest golden model, in this process, with the session's device and kernels."""
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 import yaml
 from golden_case import GOLDEN
 
+from lorawgpu import train as command
 from lorawgpu.config import load_config
 from lorawgpu.metrics import read_metrics
-from lorawgpu.resume import checkpoint_to_resume, load_snapshot
+from lorawgpu.resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
 from lorawgpu.run import build_engine, prepare
 from lorawgpu.trainer import Trainer
 
@@ -50,6 +54,26 @@ def write_config(folder: Path, **keys) -> Path:
     return path
 
 
+def shared_main(monkeypatch, device, kernels):
+    """The `train` command's main on the session's device, with its kernels compiled already."""
+    monkeypatch.setattr(command, "open_device", lambda choice: device)
+    monkeypatch.setattr(command, "build_engine", partial(build_engine, kernels=kernels))
+    return command.main
+
+
+def byte_model(folder: Path) -> Path:
+    """The model with a tokenizer of single bytes."""
+    shutil.copytree(MODEL, folder)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([], trainer)
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 class Lab:
     """Starts runs that share a device and its compiled kernels."""
 
@@ -60,8 +84,10 @@ class Lab:
         """As the command does it, up to the first step."""
         loaded = load_config(config)
         path = checkpoint_to_resume(Path(loaded.output_dir), resume)
-        run = prepare(loaded)
-        snapshot = load_snapshot(run, path) if path else None
+        snapshot = load_snapshot(path) if path else None
+        run = prepare(loaded, today=today_of(snapshot) if snapshot else None)
+        if snapshot:
+            check_same_run(run, snapshot, path)
         return kind(run, build_engine(run, self.device, self.kernels), snapshot)
 
     def train(self, config: Path, resume: str | None = None, kind=Trainer) -> Path:
