@@ -6,9 +6,10 @@ import sys
 import numpy as np
 
 from .cli import add_device_option, main_of, parser_of
-from .data.batching import Sample, bucket, flatten
+from .data.batching import bucket, flatten
 from .engine import Engine, Options
 from .errors import CheckFailed
+from .generation.decoder import Decoder
 from .golden import STEPS, Case, Result, judge, read_case
 from .gpu import KernelCache, open_device
 from .model.adapter_layout import AdapterLayout
@@ -39,22 +40,26 @@ def tokens_to_decode(case: Case, kind: str) -> tuple[np.ndarray, int]:
     return np.concatenate([prompt, text]).astype(np.int32), len(prompt)
 
 
-def logits_before(engine: Engine, ids: np.ndarray, start: int) -> np.ndarray:
-    """Logits [len(ids) - start, V] that choose each token from `start` on, with all tokens before it fed.
+def logits_before(device, model, adapter, ids: np.ndarray, start: int, kernels: KernelCache) -> np.ndarray:
+    """Logits [len(ids) - start, V] that choose each token from `start` on; decoded as `generate` does, `ids` being fed.
 
-    One pass over the whole sequence: the logits of a row depend on no later row.
+    adapter: the buffers of an engine, or None for the bare model.
     """
-    batch = flatten([Sample(ids, ids)], bucket(len(ids)))
-    return engine.logits(batch, np.arange(start - 1, len(ids) - 1))
+    decoder = Decoder(device, model, adapter, context=len(ids), kernels=kernels)
+    decoder.start([ids[:start].tolist()])
+    rows = [decoder.read_logits(1)[0]]
+    for token in ids[start:-1].tolist():
+        decoder.extend([[token]])
+        rows.append(decoder.read_logits(1)[0])
+    return np.array(rows)
 
 
 def run_case(device, case: Case, kernels: KernelCache | None = None, **options) -> Result:
     """Compute on `device` all that a case expects; `options` go to engine.Options."""
     model = load_model(device, case.checkpoint)
     greedy = {kind: tokens_to_decode(case, kind) for kind in ("greedy", "base_greedy") if kind in case.expected}
-    tokens = sum(len(s) for s in case.samples)
-    longest = max([len(s) for s in case.samples] + [len(ids) for ids, _ in greedy.values()])
-    options = Options(bucket(max(tokens, longest)), longest, **options)
+    tokens, longest = sum(len(s) for s in case.samples), max(len(s) for s in case.samples)
+    options = Options(bucket(tokens), longest, **options)
     layout = AdapterLayout(case.lora, case.checkpoint.config)
     adamw = case.settings.get("adamw") or {}
     engine = Engine(device, model, options, layout, case.tensors, optimizer_of(adamw), kernels)
@@ -69,11 +74,9 @@ def run_case(device, case: Case, kernels: KernelCache | None = None, **options) 
     if case.has("step_losses", "grad_norms", "after3.", "greedy"):
         result.step_losses, result.grad_norms = take_steps(engine, batch, adamw["lr"])
         result.after3 = engine.tensors()
-    if "greedy" in greedy:
-        result.greedy = logits_before(engine, *greedy["greedy"])
-    if "base_greedy" in greedy:
-        base = Engine(device, model, options, kernels=engine.kernels)
-        result.base_greedy = logits_before(base, *greedy["base_greedy"])
+    for kind, (ids, start) in greedy.items():
+        adapter = engine.adapter if kind == "greedy" else None
+        setattr(result, kind, logits_before(device, model, adapter, ids, start, engine.kernels))
     return result
 
 
