@@ -7,10 +7,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from lorawgpu.data.batching import MicroBatch, Sample, flatten
-from lorawgpu.model.loader import Checkpoint, open_checkpoint
-from lorawgpu.model.tensors import is_linear
+from lorawgpu.doctoring.tiny import reference_model
+from lorawgpu.model.loader import open_checkpoint
 from lorawgpu.reference.model import Model
-from lorawgpu.reference.ternary import ternary_unpack
+
+__all__ = ["GOLDEN", "SMALL_CASES", "GoldenCase", "read_case", "reference_model"]
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL_CASES = ("bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense")
@@ -36,16 +37,3 @@ def read_case(name):
     adapter = load_file(folder / "adapter_init" / "adapter_model.safetensors")
     model = reference_model(open_checkpoint(folder), adapter, settings["lora"]["alpha"] / settings["lora"]["r"])
     return GoldenCase(settings, dict(np.load(folder / "expected.npz")), flatten(samples, mask.sum()), mask, model)
-
-
-def reference_model(checkpoint: Checkpoint, adapter, scale):
-    """The reference's view of a checkpoint with an adapter, PEFT name -> array, of one scale."""
-    def weight(name):
-        if checkpoint.config.ternary and is_linear(name):
-            stored = checkpoint.ternary(name)
-            return ternary_unpack(stored.packed, stored.out), stored.scale
-        return checkpoint.dense(name).float32().astype(np.float64)
-
-    scales = {name.removeprefix("base_model.model.").split(".lora_")[0]: scale for name in adapter}
-    return Model(checkpoint.config, {name: weight(name) for name in checkpoint.keys()},
-                 {name: a.astype(np.float64) for name, a in adapter.items()}, scales)

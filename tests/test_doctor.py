@@ -1,0 +1,277 @@
+"""`lorawgpu doctor`: it passes here, it covers every kernel, and it names the one that is broken."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lorawgpu import doctor
+from lorawgpu.doctoring import kernels as table
+from lorawgpu.doctoring.check import Case, Outcome, error_of, run_case
+from lorawgpu.doctoring.facts import short_limits
+from lorawgpu.doctoring.kernels import CASES
+from lorawgpu.doctoring.lab import Fault
+from lorawgpu.doctoring.system import Card, System, diagnose, inspect_system, install_advice
+from lorawgpu.doctoring.whole import check_decoding, check_training
+from lorawgpu.gpu import KernelCache
+from lorawgpu.gpu import kernel as gpu_kernel
+from lorawgpu.gpu.device import DEFAULT_LIMITS
+
+BENCHMARK_ONLY = {"random"}  # makes weights for benchmarks, which nobody compares with anything
+
+
+@pytest.fixture(scope="module")
+def whole(device, kernels):
+    """All kernel checks on good kernels; the session's cache holds them compiled afterwards."""
+    return [run_case(device, kernels, case) for case in CASES]
+
+
+def test_every_kernel_is_right_here(whole):
+    assert not [(o.kernel, o.shape, o.error, o.fault) for o in whole if not o.ok]
+
+
+def test_every_shader_is_in_the_table(whole):
+    shaders = {path.name.split(".")[0] for path in gpu_kernel.SHADERS.glob("*.wgsl*")}
+    assert shaders - {stem for o in whole for stem in o.ran} == BENCHMARK_ONLY
+
+
+def test_every_entry_point_is_in_the_table(device, whole):
+    """Of the shaders that are no templates, whose entry points are known without rendering them."""
+    cache = KernelCache(device)
+    entries = set()
+    for path in gpu_kernel.SHADERS.glob("*.wgsl"):
+        names = re.findall(r"@compute.*\nfn (\w+)", path.read_text())
+        entries |= {f"{path.name}:{name}" for name in names if path.stem not in BENCHMARK_ONLY}
+    recorded = set()
+    cache.get = lambda stem, entry, *_: recorded.add(f"{stem}.wgsl:{entry}") or KernelCache.get(cache, stem, entry, *_)
+    for case in CASES:
+        if not case.kernel.startswith(("mat", "flash")):  # templates: slow to compile again
+            run_case(device, cache, case)
+    recorded |= {"attention_stats.wgsl:forward", "sum_parts.wgsl:forward"}  # of flash attention, seen in the test above
+    assert entries <= recorded
+
+
+# Shader, a line of it, what is made of it: faults that a driver or an edit can make.
+BROKEN = {
+    "mean over the padded width": ("rmsnorm", "/ params.C + params.eps", "/ f32(params.ld4 * 4u) + params.eps"),
+    "backward without its mean": ("rmsnorm", "- x[base + c] * k", ""),
+    "guard of the rows gone": ("gate", "if (row >= params.rows) { return; }", ""),
+    "rotation the other way": ("rope", "roped(t, c, params.Q, 0u)", "roped(t, c, params.Q, 4u)"),
+    "weight decay twice": ("adamw", "- step.lr * params.weight_decay", "- 2.0 * step.lr * params.weight_decay"),
+    "sum without a part": ("sum_parts", "var p = 1u", "var p = 2u"),
+    "delta of another row": ("attention_stats", "let base = t *", "let base = (t / 2u) *"),
+    "add that replaces": ("add", "y[i] += x[i]", "y[i] = x[i]"),
+    "softmax without its target": ("cross_entropy", "columns(c) == vec4(id)", "columns(c) == vec4(id + 1u)"),
+    "no WGSL at all": ("gather", "let source = source_row(row);", "let source = ;"),
+    "a buffer renamed": ("embedding", "read_write> x:", "read_write> out:"),
+    "a window that is never bad": ("window", "atomicAdd(&state[2], 1u);", ""),
+}
+
+
+class Breaking(KernelCache):
+    """The good kernels of `kernels`, but for one shader, which is compiled from altered text."""
+
+    def __init__(self, kernels, stem):
+        self.device, self._modules = kernels.device, {k: m for k, m in kernels._modules.items() if k[0] != stem}
+        self._kernels = {key: kernel for key, kernel in kernels._kernels.items() if key[0] != stem}
+
+
+def break_shader(monkeypatch, stem, line, altered):
+    right = gpu_kernel.load
+
+    def load(name, *args):
+        code = right(name, *args)
+        assert name != stem or line in code, f"{stem} no longer holds {line!r}: break another line"
+        return code.replace(line, altered) if name == stem else code
+
+    monkeypatch.setattr(gpu_kernel, "load", load)
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_kernel_is_named(device, kernels, whole, monkeypatch, fault):
+    stem = BROKEN[fault][0]
+    break_shader(monkeypatch, *BROKEN[fault])
+    broken = Breaking(kernels, stem)
+    firsts = {(case.kernel, case.record): case for case in reversed(CASES)}.values()  # one size each: the others agree
+    wrong = [o for o in (run_case(device, broken, case) for case in firsts) if not o.ok]
+    assert wrong and all(stem in o.named for o in wrong), [(o.named, o.error, o.fault) for o in wrong]
+
+
+def test_a_broken_kernel_shows_in_a_model_too(device, kernels, monkeypatch):
+    break_shader(monkeypatch, *BROKEN["delta of another row"])
+    outcomes = [*check_training(device, Breaking(kernels, "attention_stats"), "llama")]
+    assert {o.shape for o in outcomes if not o.ok} >= {"grad_rel_max"}
+    assert next(o for o in outcomes if o.shape == "loss_abs_err").ok  # the forward has no part in it
+
+
+@pytest.mark.parametrize("family", ["llama", "bitnet"])
+def test_tiny_models_are_right_here(device, kernels, family):
+    outcomes = [*check_training(device, kernels, family), check_decoding(device, kernels, family)]
+    assert len(outcomes) == 7 and all(o.ok for o in outcomes), outcomes
+    # BitNet is judged at what one flipped rounding may do; here, with none, it must be far better than that
+    assert max(o.error for o in outcomes) < 1e-4
+
+
+@pytest.fixture
+def few(monkeypatch, device, kernels):
+    """The command with few checks and the session's device."""
+    monkeypatch.setattr(doctor, "CASES", [c for c in CASES if c.kernel in ("add", "rmsnorm")])
+    monkeypatch.setattr(doctor, "FAMILIES", [])
+    monkeypatch.setattr(doctor, "open_device", lambda choice: device)
+
+
+def test_the_table_and_the_exit_code(few, capsys):
+    assert doctor.main([]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and re.search(r"^5 checks, 0 failed, [\d.]+ s$", out, re.M)
+    assert re.search(r"^rmsnorm +3, 123 .* ok$", out, re.M) and "adapter 0: " in out and "workgroup memory" in out
+
+
+def test_json_for_a_bug_report(few, capsys):
+    assert doctor.main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and len(report["checks"]) == 5 and report["seconds"] > 0
+    assert report["versions"]["wgpu"] and report["adapters"][0]["limits"]["max-buffer-size"] > 0
+    assert {"kernel", "shape", "error", "tolerance", "ok", "fault"} <= report["checks"][1].keys()
+
+
+def test_a_broken_kernel_ends_in_exit_code_1(few, capsys, monkeypatch):
+    break_shader(monkeypatch, *BROKEN["add that replaces"])
+    assert doctor.main([]) == 1
+    out, err = capsys.readouterr()
+    assert "2 checks failed" in err and ": add\n" in err and "update its driver" in err and "Traceback" not in err
+    assert re.search(r"^add .* WRONG in y$", out, re.M)
+
+
+def test_a_broken_kernel_in_json(few, capsys, monkeypatch):
+    break_shader(monkeypatch, *BROKEN["add that replaces"])
+    assert doctor.main(["--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"] and [c["kernel"] for c in report["checks"] if not c["ok"]] == ["add", "add"]
+
+
+def test_a_lost_device_ends_the_checks(few, capsys, monkeypatch):
+    lost = Outcome("add", "3, 123", None, 0.0, fault="the device was lost: Parent device is lost")
+    monkeypatch.setattr(doctor, "run_case", lambda *_: lost)
+    assert doctor.main([]) == 1
+    out, err = capsys.readouterr()
+    assert "2 checks, 1 failed" in out and "FAILED: the device was lost" in out and "1 checks failed" in err
+
+
+def test_no_adapter_is_exit_code_2_with_advice(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "list_adapters", lambda: [])
+    monkeypatch.setattr(doctor, "inspect_system", lambda: System("fedora", "Fedora", (Card("AMD", "1002:744c"),)))
+    assert doctor.main([]) == 2
+    out, err = capsys.readouterr()
+    assert "no GPU adapter found" in err and "AMD card (1002:744c)" in err and "dnf install mesa-vulkan-drivers" in err
+    assert doctor.main(["--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["findings"] == [err.splitlines()[1].strip()]
+
+
+def test_a_device_that_is_not_there_is_exit_code_2(capsys):
+    assert doctor.main(["--device", "Voodoo"]) == 2
+    assert "device 'Voodoo'" in capsys.readouterr().err
+
+
+def adapter(vendor_id=0x10005, kind="CPU"):
+    return SimpleNamespace(info={"vendor_id": vendor_id, "adapter_type": kind})
+
+
+CARD = {"NVIDIA": Card("NVIDIA", "10de:2335"), "AMD": Card("AMD", "1002:744c"), "Intel": Card("Intel", "8086:56a0")}
+SYSTEMS = [
+    (System("debian", ""), [], "apt-get install mesa-vulkan-drivers"),
+    (System("debian", "", (CARD["NVIDIA"],)), [adapter()], "nvidia-vulkan-icd"),
+    (System("ubuntu", "", (CARD["NVIDIA"],)), [], "ubuntu-drivers install"),
+    (System("ubuntu", "", (CARD["NVIDIA"],), container=True), [adapter()], "NVIDIA_DRIVER_CAPABILITIES=all"),
+    (System("fedora", "", (CARD["Intel"],)), [], "dnf install mesa-vulkan-drivers"),
+    (System("arch", "", (CARD["AMD"],)), [adapter()], "vulkan-radeon"),
+    (System("linux", ""), [], "your distribution's package"),
+    (System("macos", ""), [], "Metal"),
+    (System("windows", ""), [], "DX12"),
+    (System("debian", "", wsl=True), [], "WSL"),
+    (System("debian", "", denied=("/dev/dri/renderD128",)), [], "usermod -aG render"),
+    (System("debian", ""), [adapter()], "slowly"),
+]
+
+
+@pytest.mark.parametrize(("system", "adapters", "words"), SYSTEMS)
+def test_what_is_wrong_in_words(system, adapters, words):
+    assert words in "\n".join(diagnose(system, adapters))
+
+
+def test_nothing_to_say_where_all_is_well():
+    cards = (CARD["NVIDIA"], CARD["Intel"])
+    assert (
+        diagnose(System("debian", "", cards), [adapter(0x10DE, "DiscreteGPU"), adapter(0x8086, "IntegratedGPU")]) == []
+    )
+
+
+def test_the_system_is_read_from_its_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    card = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    bridge = tmp_path / "sys/bus/pci/devices/0000:00:00.0"
+    for folder, kind, vendor in ((card, "0x030200", "0x10de"), (bridge, "0x060000", "0x8086")):
+        folder.mkdir(parents=True)
+        for name, value in (("class", kind), ("vendor", vendor), ("device", "0x2335")):
+            (folder / name).write_text(value + "\n")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text('PRETTY_NAME="Mint 21"\nID=linuxmint\nID_LIKE="ubuntu debian"\n')
+    (tmp_path / ".dockerenv").write_text("")
+    system = inspect_system(tmp_path)
+    assert (system.kind, system.cards, system.container) == ("ubuntu", (CARD["NVIDIA"],), True)
+    assert system.text.startswith("Mint 21, Linux")
+    for file in ("dev/nvidia0", "dev/nvidiactl", "dev/dxg"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("")
+    (card / "class").unlink()
+    system = inspect_system(tmp_path)  # a container that hides the bus
+    assert [str(c) for c in system.cards] == ["NVIDIA card (nvidia0)"] and system.wsl
+
+
+def test_an_empty_system_is_no_crash(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    assert inspect_system(tmp_path).kind == "linux"
+    assert install_advice(inspect_system(tmp_path), "AMD").startswith("your distribution's package")
+
+
+def test_limits_that_are_too_low_are_named():
+    limits = dict(DEFAULT_LIMITS) | {
+        "max-storage-buffers-per-shader-stage": 4,
+        "min-uniform-buffer-offset-alignment": 512,
+    }
+    words = short_limits({"name": "Old card", "limits": limits})
+    assert len(words) == 2 and "max-storage-buffers-per-shader-stage is 4, the kernels need 8" in words[0]
+    assert "min-uniform-buffer-offset-alignment is 512" in words[1]
+    assert not short_limits({"name": "Good card", "limits": dict(DEFAULT_LIMITS) | {"max-buffer-size": 1 << 40}})
+
+
+def test_errors_are_what_they_say():
+    want = np.array([[3.0, -4.0]])
+    assert error_of(np.array([[3.0, -4.0, 0, 0]]), want) == 0
+    assert error_of(np.array([[3.0, -2.0]]), want) == 0.5
+    assert error_of(np.array([[np.nan, -4.0]]), want) == error_of(np.array([[np.inf, -4.0]]), want) == float("inf")
+    assert error_of(np.array([0.25]), np.zeros(1)) == 0.25  # nothing wanted: the difference itself
+    with pytest.raises(Fault, match="padding"):
+        error_of(np.array([[3.0, -4.0, 1e-9]]), want)
+
+
+def test_a_kernel_that_writes_past_its_end_or_differs_is_caught(device, kernels):
+    """Through the table's own laboratory: a clear that is one row too long."""
+
+    def too_long(lab):
+        out = lab.output(4, 16)
+        lab.plan.clear(out.tensor)
+        return lambda: {"out": (out.value, np.zeros((4, 16)))}
+
+    outcome = run_case(device, kernels, Case("clear", too_long, 0.0))
+    assert not outcome.ok and "a neighbour was overwritten" in outcome.fault
+    assert replace(outcome, fault="", error=float("nan")).ok is False
+
+
+def test_tolerances_have_room_but_not_much(whole):
+    """A tolerance far above what is measured would hide a lost term."""
+    loose = {table.EXACT: 1, table.ROUNDED: 1000, table.SUMMED: 1000}
+    assert all(o.tolerance <= max(o.error, 3e-8) * loose[o.tolerance] for o in whole)
