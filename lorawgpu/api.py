@@ -1,0 +1,208 @@
+"""The Python interface: `lorawgpu.load(model, adapter)` and what can be asked of a loaded model.
+
+llm = lorawgpu.load("HuggingFaceTB/SmolLM2-135M-Instruct", adapter="outputs/my-run")
+print(llm.generate("What is a llama?"))
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .data.batching import Sample, flatten, token_capacity
+from .data.chat import resolve_template
+from .data.encode import Encoder, EncodeSettings
+from .data.formats import recognise
+from .engine import Engine, Options
+from .errors import UserError
+from .evaluation import evaluate_source
+from .generation.decoder import Decoder
+from .generation.generator import Generator
+from .generation.sampling import Sampling
+from .generation.text import Prompts, TextStream
+from .gpu import Device, KernelCache, open_device
+from .gpu.tensor import padded
+from .model.adapter import read_adapter
+from .model.adapter_layout import AdapterLayout
+from .model.context import AdapterBuffers
+from .model.layers import load_model
+from .model.loader import Checkpoint, open_checkpoint
+from .ops.matvec import MAX_ROWS
+
+MAX_NEW_TOKENS = 256
+CONTEXT_STEP = 512  # caches are made a little larger than asked for, so that the next prompt fits too
+Prompt = str | list  # text, or a conversation: a list of {"role", "content"}
+
+
+@dataclass
+class Ended:
+    """Why an answer ended: "stop" (the model's end token), "length" (max_new_tokens) or "context"; None so far."""
+
+    reason: str | None = None
+
+
+def load(model: str | Path, adapter: str | Path | None = None, device: str | Device | None = "auto") -> "LoadedModel":
+    """A model with its adapter on a device, ready to be asked.
+
+    model: a Hugging Face folder, a .gguf file or a hub name; adapter: a PEFT directory; device: auto, cpu, gpu, an
+    index, a part of a name (None: $LORAWGPU_DEVICE, then auto), or one that is open. UserError, DeviceError.
+    """
+    checkpoint = open_checkpoint(model)
+    lora = read_adapter(adapter, checkpoint.config) if adapter else None
+    opened = device if isinstance(device, Device) else open_device(device)
+    return LoadedModel(opened, checkpoint, lora)
+
+
+class LoadedModel:
+    """One model and at most one adapter. Its weights are on the device once, whatever it is asked for."""
+
+    def __init__(
+        self, device: Device, checkpoint: Checkpoint, adapter: tuple | None = None, kernels: KernelCache | None = None
+    ):
+        """adapter: (LoraConfig, tensors by PEFT name), as `model.adapter.read_adapter` returns."""
+        self.device, self.checkpoint, self.config = device, checkpoint, checkpoint.config
+        self.kernels, self.model = kernels or KernelCache(device), load_model(device, checkpoint)
+        self.layout, self.tensors, self.buffers = None, None, None
+        if adapter:
+            lora, self.tensors = adapter
+            self.layout = AdapterLayout(lora, self.config)
+            flat = device.upload(self.layout.flatten(self.tensors), label="adapter", kind="adapter")
+            self.buffers = AdapterBuffers(self.layout, flat)
+        self._prompts: Prompts | None = None
+        self._decoders: dict[bool, Decoder] = {}
+        self._engine: Engine | None = None
+
+    @property
+    def prompts(self) -> Prompts:
+        """Tokenizer and chat template. UserError when the model has no tokenizer."""
+        if self._prompts is None:
+            tokenizer = self.checkpoint.tokenizer()
+            template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
+            self._prompts = Prompts(tokenizer, template)
+        return self._prompts
+
+    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+        """Ids of a prompt: text is a user's turn where the model has a chat template, unless it is to be raw."""
+        if isinstance(prompt, str) and (raw or self.prompts.template is None):
+            return self.prompts.raw(prompt)
+        return self.prompts.chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        raw: bool = False,
+        use_adapter: bool = True,
+        context: int | None = None,
+        reuse: bool = False,
+        ended: Ended | None = None,
+    ) -> Iterator[str]:
+        """The answer in pieces, as they are made.
+
+        context: tokens that the cache is to hold (default: what this answer needs; the model's limit bounds both);
+        reuse: keep what the cache holds of the prompt's beginning, for a conversation that goes on; ended: told why.
+        """
+        ids = self.encode(prompt, raw)
+        decoder = self._decoder(1, [ids], max_new_tokens, use_adapter, context)
+        generator = Generator(decoder, self.prompts.stop_ids(self.config.eos_token_ids))
+        text = TextStream(self.prompts.tokenizer, strip=not raw)
+        for _, token in generator.stream([ids], sampling.check(), max_new_tokens, reuse=reuse):
+            if piece := text.push(token):
+                yield piece
+        if rest := text.finish():
+            yield rest
+        if ended:
+            ended.reason = generator.reasons[0]
+
+    def generate(
+        self,
+        prompt: Prompt | list[Prompt],
+        *,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        raw: bool = False,
+        use_adapter: bool = True,
+    ) -> str | list[str]:
+        """The answer to a prompt (text, or a conversation), or the answers to a list of prompts, several at once.
+
+        Prompt number i of a list draws from stream i of the seed: its answer does not depend on the others.
+        """
+        several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], dict))
+        asked = [self.encode(p, raw) for p in (prompt if several else [prompt])]
+        answers = []
+        for first in range(0, len(asked), MAX_ROWS):
+            some = asked[first : first + MAX_ROWS]
+            answers += self._answers(some, first, max_new_tokens, sampling.check(), raw, use_adapter)
+        return answers if several else answers[0]
+
+    def _answers(self, asked, first, max_new_tokens, sampling, raw, use_adapter) -> list[str]:
+        decoder = self._decoder(len(asked), asked, max_new_tokens, use_adapter, None)
+        generator = Generator(decoder, self.prompts.stop_ids(self.config.eos_token_ids))
+        ids: list[list[int]] = [[] for _ in asked]
+        streams = range(first, first + len(asked))
+        for b, token in generator.stream(asked, sampling, max_new_tokens, streams):
+            ids[b].append(token)
+        texts = [self.prompts.tokenizer.decode(i, skip_special=True) for i in ids]
+        return [t if raw else t.removeprefix(" ") for t in texts]
+
+    def _decoder(self, sequences, asked, max_new_tokens, use_adapter, context) -> Decoder:
+        """A decoder with room for these prompts and their answers; the last one where it is large enough."""
+        use_adapter = use_adapter and self.buffers is not None
+        limit, longest = self.config.max_position_embeddings, max(map(len, asked))
+        if longest > limit:
+            raise UserError(f"the prompt has {longest} tokens, the model's context is {limit}: shorten it")
+        wanted = min(limit, context or longest + max_new_tokens)
+        have = self._decoders.get(use_adapter)
+        if have is None or len(have.held) < sequences or have.context < wanted:
+            self._decoders.pop(use_adapter, None)
+            room, count = min(limit, padded(wanted, CONTEXT_STEP)), max(sequences, len(have.held) if have else 1)
+            adapter = self.buffers if use_adapter else None
+            have = Decoder(self.device, self.model, adapter, context=room, sequences=count, kernels=self.kernels)
+            self._decoders[use_adapter] = have
+        return have
+
+    # Scoring
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after each of `ids`, float32 [len(ids), V]."""
+        ids = np.asarray(ids, np.int32)
+        sample = Sample(ids, np.full(len(ids), -100, np.int32))
+        capacity = token_capacity(1, len(ids))
+        return self._scorer(len(ids)).logits(flatten([sample], capacity), np.arange(len(ids)))
+
+    def loss(self, records: Sequence[str | dict]) -> float:
+        """Mean cross-entropy over all target tokens of records, masked as in training.
+
+        A record is what a data set may hold ({"messages": ...}, {"text": ...}, {"input_ids", "labels"}, ...), or a
+        text. UserError for one that trains nothing or is longer than the model's context.
+        """
+        samples = [self._sample(i, {"text": r} if isinstance(r, str) else r) for i, r in enumerate(records, 1)]
+        if not samples:
+            raise UserError("loss: got no record")
+        longest = max(map(len, samples))
+        return evaluate_source(self._scorer(longest), _Samples(samples)).loss
+
+    def _sample(self, number: int, record: dict) -> Sample:
+        settings = EncodeSettings(self.config.max_position_embeddings, "raise", False, ("assistant",))
+        kind = recognise(record, ("records", number))
+        tokenizer, template = (
+            (None, None) if kind == "pretokenized" else (self.prompts.tokenizer, self.prompts.template)
+        )
+        return Encoder(kind, settings, tokenizer, template, self.config.vocab_size)("records", number, record).sample
+
+    def _scorer(self, tokens: int) -> Engine:
+        if self._engine is None or self._engine.options.capacity < tokens:
+            options = Options(token_capacity(1, tokens), token_capacity(1, tokens))
+            self._engine = Engine(self.device, self.model, options, self.layout, self.tensors, kernels=self.kernels)
+        return self._engine
+
+
+class _Samples(list):
+    """Samples as evaluate_source reads them."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(s) for s in self])

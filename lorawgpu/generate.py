@@ -1,0 +1,152 @@
+"""`python -m lorawgpu.generate --model M [--adapter A] (--prompt TEXT | --prompts FILE | --chat)`: write text."""
+
+import json
+import sys
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+
+from .api import MAX_NEW_TOKENS, Ended, LoadedModel, load
+from .cli import add_device_option, add_model_options, main_of, parser_of
+from .errors import UserError
+from .generation.sampling import Sampling
+from .gpu import device_errors
+
+CHAT_CONTEXT = 4096  # tokens of a conversation, where the model allows as many
+USAGE = {  # of the sampling options, whose defaults are `Sampling`'s
+    "temperature": "0 takes the likeliest token each time",
+    "top_k": "choose among the K likeliest tokens; 0: all",
+    "top_p": "choose among the likeliest tokens that together have this probability",
+    "min_p": "choose among tokens at least so likely as the likeliest times this",
+    "repetition_penalty": "divides the scores of tokens that are already there; 1: off",
+    "seed": "of the random numbers: the same seed gives the same text",
+}
+CHAT_HELP = "An empty line or Ctrl-D ends the conversation, /reset begins a new one."
+
+
+def parse(argv: list[str]) -> Namespace:
+    parser = parser_of("generate")
+    add_model_options(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", metavar="TEXT", help="a user's turn where the model has a chat template")
+    what.add_argument("--prompts", metavar="FILE", help="one prompt a line; answers are JSON lines: prompt, text")
+    what.add_argument("--chat", action="store_true", help="talk in a terminal")
+    parser.add_argument("--system", metavar="TEXT", help="the system's turn before the user's")
+    parser.add_argument("--max-new-tokens", metavar="N", type=int, default=MAX_NEW_TOKENS)
+    for field in fields(Sampling):
+        option, usage = f"--{field.name.replace('_', '-')}", f"{USAGE[field.name]} (default {field.default})"
+        parser.add_argument(option, type=field.type, default=field.default, help=usage)
+    parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
+    parser.add_argument("--compare", action="store_true", help="the answer without the adapter too")
+    add_device_option(parser)
+    args = parser.parse_args(argv)
+    if args.max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens {args.max_new_tokens}: wanted at least 1")
+    if args.compare and not args.adapter:
+        raise UserError("--compare shows an answer with and without the adapter: give one with --adapter")
+    if args.raw and (args.chat or args.system is not None):
+        raise UserError("--raw has no turns: it goes with neither --chat nor --system")
+    return args
+
+
+def read_prompts(path: str) -> list[str]:
+    """The lines of a file that are not blank. UserError when there is none, or it is no UTF-8."""
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.start + 1})") from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"{path}: holds no prompt; wanted one a line")
+    return lines
+
+
+def show(llm: LoadedModel, prompt, options: dict) -> str:
+    """Print an answer as it is made, and a note on stderr when it was cut. Returns the answer."""
+    ended, pieces = Ended(), []
+    for piece in llm.stream(prompt, ended=ended, **options):
+        pieces.append(piece)
+        print(piece, end="", flush=True)
+    print()
+    if ended.reason != "stop":
+        why = "--max-new-tokens" if ended.reason == "length" else "the model's context"
+        print(f"(cut: {why} reached)", file=sys.stderr)
+    return "".join(pieces)
+
+
+def turns(system: str | None, prompt: str) -> str | list[dict]:
+    """The prompt alone, or after a system's turn."""
+    if system is None:
+        return prompt
+    return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+
+
+def answer_one(llm: LoadedModel, args: Namespace, options: dict) -> None:
+    prompt = turns(args.system, args.prompt)
+    if not args.compare:
+        show(llm, prompt, options)
+        return
+    for title, use in (("without the adapter", False), ("with the adapter", True)):
+        print(f"--- {title} ---")
+        show(llm, prompt, options | {"use_adapter": use})
+
+
+def answer_all(llm: LoadedModel, args: Namespace, options: dict) -> None:
+    prompts = read_prompts(args.prompts)
+    asked = [turns(args.system, p) for p in prompts]
+    columns = {"text": llm.generate(asked, **options)}
+    if args.compare:
+        columns["base"] = llm.generate(asked, use_adapter=False, **options)
+    for values in zip(prompts, *columns.values(), strict=True):
+        print(json.dumps(dict(zip(("prompt", *columns), values, strict=True)), ensure_ascii=False))
+
+
+def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
+    """Turns from stdin until it ends; the prompt and the notes go to stderr."""
+    context = min(CHAT_CONTEXT, llm.config.max_position_embeddings)
+    start = [] if args.system is None else [{"role": "system", "content": args.system}]
+    messages = list(start)
+    print(CHAT_HELP, file=sys.stderr)
+    while line := read_turn():
+        if line == "/reset":
+            messages = list(start)
+            continue
+        messages.append({"role": "user", "content": line})
+        if len(llm.encode(messages)) > context - args.max_new_tokens:
+            messages.pop()
+            print(
+                f"(the conversation with this turn leaves less than --max-new-tokens {args.max_new_tokens} of the "
+                f"context of {context} tokens: /reset begins a new one)",
+                file=sys.stderr,
+            )
+            continue
+        if args.compare:
+            print("--- without the adapter ---")
+            show(llm, messages, options | {"use_adapter": False, "context": context})
+            print("--- with the adapter ---")
+        text = show(llm, messages, options | {"context": context, "reuse": True})
+        messages.append({"role": "assistant", "content": text})
+
+
+def read_turn() -> str:
+    """A line of the user, "" at the end."""
+    print("> ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
+
+
+def run(argv: list[str]) -> None:
+    args = parse(argv)
+    sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
+    with device_errors():
+        llm = load(args.model, args.adapter, args.device)
+        options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}
+        if args.chat:
+            chat(llm, args, options)
+        else:
+            (answer_all if args.prompts else answer_one)(llm, args, options | {"raw": args.raw})
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())
