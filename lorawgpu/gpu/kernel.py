@@ -1,7 +1,8 @@
 """Load a shader, specialise it strictly, and keep one pipeline per specialisation.
 
 A kernel is a file `shaders/<stem>.wgsl`, or `<stem>.wgsl.j2` for the few register-tiled ones that are unrolled by a
-template. `// uses: common/<name>.wgsl` appends a shared snippet after the main file, so its line numbers stay true.
+template; a template may import macros from `common/<name>.wgsl.j2`. `// uses: common/<name>.wgsl` appends a shared
+snippet after the main file, so its line numbers stay true.
 """
 
 import re
@@ -21,12 +22,22 @@ _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<([^>]*)>\s*(\w+)")
 _OVERRIDE = re.compile(r"^override (\w+)\s*:", re.M)
 _PARAMS = re.compile(r"^struct Params \{([^}]*)\}", re.M)
 _FIELD = re.compile(r"(\w+)\s*:\s*(u32|i32|f32)\b")
-_ENV = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+_ENV = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(SHADERS), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
 
 
 @cache
 def _read(name: str) -> str:
     return (SHADERS / name).read_text()
+
+
+@cache
+def _wanted(name: str) -> frozenset:
+    """The values that a template and the templates it imports leave to the caller."""
+    tree = _ENV.parse(_read(name))
+    imported = (_wanted(other) for other in jinja2.meta.find_referenced_templates(tree))
+    return frozenset(jinja2.meta.find_undeclared_variables(tree)).union(*imported)
 
 
 def load(stem: str, template: tuple = ()) -> str:
@@ -36,11 +47,10 @@ def load(stem: str, template: tuple = ()) -> str:
             raise ValueError(f"{stem}.wgsl is no template, yet was given {dict(template)}")
         code = _read(f"{stem}.wgsl")
     else:
-        source = _read(f"{stem}.wgsl.j2")
-        wanted = jinja2.meta.find_undeclared_variables(_ENV.parse(source))
-        if wanted != (given := {k for k, _ in template}):
-            raise ValueError(f"{stem}.wgsl.j2 wants {sorted(wanted)}, got {sorted(given)}")
-        code = _ENV.from_string(source).render(dict(template))
+        name = f"{stem}.wgsl.j2"
+        if (wanted := _wanted(name)) != (given := {k for k, _ in template}):
+            raise ValueError(f"{name} wants {sorted(wanted)}, got {sorted(given)}")
+        code = _ENV.get_template(name).render(dict(template))
     seen, queue = set(), _USES.findall(code)
     while queue:
         if (name := queue.pop(0)) not in seen:

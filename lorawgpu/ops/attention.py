@@ -2,7 +2,7 @@
 
     score[t,j] = scale * q[t] . k[j]     for kv_start[t] <= j <= slot[t]        out = softmax(score) v, per head
 
-Equations: reference/attention.py. Kernels: shaders/attention_flash.wgsl.j2 and shaders/attention_chain.wgsl.
+Equations: reference/attention.py. Kernels: shaders/attention_flash_*.wgsl.j2 and attention_chain.wgsl.
 """
 from dataclasses import dataclass
 

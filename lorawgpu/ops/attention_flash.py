@@ -1,6 +1,6 @@
 """Flash attention: nothing of size rows x slots is stored.
 
-Equations, tiling and what is guaranteed: shaders/attention_flash.wgsl.j2.
+Equations and what is guaranteed: shaders/attention_flash_forward.wgsl.j2, _dq and _dkv; tiles: common/flash.wgsl.j2.
 `sizes` is an ops.attention.Sizes; shapes are checked there. The backward is two passes, dq, then dk and dv.
 """
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from typing import NamedTuple
 class Tile(NamedTuple):
     """How a workgroup cuts its products; the template's names.
 
-    ty x tx threads; rt rows and ct columns (a multiple of 4) a thread; kc vec4s of depth held in workgroup memory
-    (even, divides tx), `step` of them unrolled.
+    ty x tx threads (powers of two); rt rows and ct columns (multiples of 4) a thread; kc vec4s of depth held in
+    workgroup memory (divides tx and ty).
     """
 
     ty: int
@@ -18,23 +18,22 @@ class Tile(NamedTuple):
     rt: int
     ct: int
     kc: int
-    step: int
 
     @property
     def rows(self) -> int:
         return self.ty * self.rt
 
 
-SMALL = Tile(8, 8, 4, 4, 4, 1)  # quick to compile: the models of the tests
+SMALL = Tile(8, 8, 4, 4, 4)  # quick to compile: the models of the tests
 # Largest head_dim -> tile, by kernel. A thread holds rt x ct scores (twice in the backward) and rt x head_dim/tx
 # sums (twice in dkv); 255 registers and 16 KiB are the walls.
 TILES = {
-    "forward": {32: SMALL, 64: Tile(16, 8, 8, 8, 4, 2), 96: Tile(16, 8, 4, 8, 4, 2), 128: Tile(8, 16, 8, 4, 4, 2),
-                256: Tile(16, 16, 4, 4, 2, 2)},
-    "dq": {32: SMALL, 64: Tile(16, 8, 8, 4, 4, 2), 96: Tile(16, 8, 4, 8, 4, 2), 128: Tile(8, 16, 8, 4, 4, 2),
-           256: Tile(16, 16, 4, 4, 2, 2)},
-    "dkv": {32: SMALL, 64: Tile(16, 8, 4, 8, 4, 2), 96: Tile(16, 8, 4, 4, 4, 2), 128: Tile(8, 16, 4, 8, 4, 2),
-            256: Tile(16, 16, 4, 4, 2, 2)},
+    "forward": {32: SMALL, 64: Tile(8, 8, 8, 8, 4), 96: Tile(16, 8, 4, 8, 4), 128: Tile(8, 16, 8, 4, 4),
+                256: Tile(16, 16, 4, 4, 2)},
+    "dq": {32: SMALL, 64: Tile(16, 8, 8, 4, 4), 96: Tile(16, 8, 4, 8, 4), 128: Tile(8, 16, 8, 4, 4),
+           256: Tile(16, 16, 4, 4, 2)},
+    "dkv": {32: SMALL, 64: Tile(16, 8, 4, 8, 4), 96: Tile(16, 8, 4, 4, 4), 128: Tile(8, 16, 4, 8, 4),
+            256: Tile(16, 16, 4, 4, 2)},
 }
 # Fewer workgroups than this leave a large card idle: dkv then sums each query head of a group apart, and their parts
 # after. So the last bits of dk and dv (not of anything in the forward) depend on the capacity.
@@ -51,13 +50,13 @@ def splits_for(sizes) -> int:
     return 1 if tiles * sizes.kv_heads >= ENOUGH_WORKGROUPS else sizes.group
 
 
-def _record(plan, kernel, entry, sizes, scale, products, splits=1, **tensors):
+def _record(plan, kernel, sizes, scale, products, splits=1, **tensors):
     tile, group = tile_for(kernel, sizes.head_dim), sizes.group // splits
     rows = sizes.slots if kernel == "dkv" else sizes.rows * group
     params = {"rows": sizes.rows, "slots": sizes.slots, "row_ld": sizes.row_ld, "slot_ld": sizes.slot_ld,
               "heads": sizes.heads, "splits": splits, "scale": scale}
-    template = {"kernel": kernel, "head_dim": sizes.head_dim, "group": group, **tile._asdict()}
-    plan.record("attention_flash", entry, (sizes.kv_heads * splits, -(-rows // tile.rows)), params=params,
+    template = {"head_dim": sizes.head_dim, "group": group, "unroll": not plan.device.is_cpu, **tile._asdict()}
+    plan.record(f"attention_flash_{kernel}", "main", (sizes.kv_heads * splits, -(-rows // tile.rows)), params=params,
                 template=template, flops=sizes.flops(products), **tensors)
 
 
@@ -69,7 +68,7 @@ def _sum_parts(plan, total, parts, splits):
 
 
 def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
-    _record(plan, "forward", "forward", sizes, scale, 2, out=out, lse=lse, q=q, kcache=kcache, vcache=vcache,
+    _record(plan, "forward", sizes, scale, 2, out=out, lse=lse, q=q, kcache=kcache, vcache=vcache,
             slot=slot, kv_start=kv_start)
 
 
@@ -79,11 +78,11 @@ def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start
                 params={"heads": sizes.heads, "head_dim": sizes.head_dim, "ld": sizes.row_ld},
                 stats=stats, dout=dout, out=out, lse=lse, slot=slot, kv_start=kv_start)
     inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
-    _record(plan, "dq", "backward_dq", sizes, scale, 3, dq=dq, **inputs)
+    _record(plan, "dq", sizes, scale, 3, dq=dq, **inputs)
     splits = splits_for(sizes)
     parts = [dk, dv] if splits == 1 else [
         workspace.take((splits, *dk.shape), "f32", f"parts of {name}") for name in ("dk", "dv")]
-    _record(plan, "dkv", "backward_dkv", sizes, scale, 4, splits, dk=parts[0], dv=parts[1], segment_end=segment_end,
+    _record(plan, "dkv", sizes, scale, 4, splits, dk=parts[0], dv=parts[1], segment_end=segment_end,
             **inputs)
     if splits > 1:
         for total, part in zip((dk, dv), parts, strict=True):
