@@ -8,7 +8,7 @@ from lorawgpu.gpu import padded
 from lorawgpu.model.tensors import Dense
 from lorawgpu.model.weights import Part, Weight, dense_weight, pack_blocks
 from lorawgpu.ops.matmul import LowRank, Segments
-from lorawgpu.ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input, team_of
+from lorawgpu.ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input, team_of, unroll_of
 
 # float32 sums of K terms of order 1 in a tree: a few roundings of 6e-8 of the partial sums, which are below 100 here.
 RTOL, ATOL = 1e-5, 2e-5
@@ -91,9 +91,15 @@ def test_too_many_rows_are_refused(plan):
         matvec_forward(plan, lab.rows(9, 16).tensor, lab.padded(normal(9, 16)), weight, rows=MAX_ROWS + 1)
 
 
-@pytest.mark.parametrize(("terms", "team"), [(4, 32), (160, 32), (432, 64), (5000, 128)])
-def test_teams_have_few_steps(terms, team):
-    assert team_of(terms) == team
+@pytest.mark.parametrize(
+    ("terms", "quads", "team"), [(4, 4, 32), (160, 960, 32), (432, 640, 64), (5000, 640, 128), (640, 32064, 32)]
+)
+def test_how_many_lanes_share_a_sum(terms, quads, team):
+    assert team_of(terms, quads) == team
+
+
+def test_steps_are_unrolled_evenly():
+    assert [unroll_of(steps, 4) for steps in (1, 4, 5, 9, 20)] == [1, 4, 3, 3, 4]
 
 
 def gate(g, u, act):

@@ -49,7 +49,7 @@ class Decoder:
         *,
         context: int,
         sequences: int = 1,
-        prefill_rows: int = 512,
+        prefill_rows: int = 1024,
         kernels: KernelCache | None = None,
         matvec: bool = True,
     ):
@@ -69,7 +69,6 @@ class Decoder:
         self.buffers = SampleBuffers.create(device, sequences, model.config.vocab_size)
         self.held: list[list[int]] = [[] for _ in range(sequences)]
         self._prefills, self._steps = {}, {}
-        self._prefill_plan(self.prefill_rows)  # the largest first: later plans reuse its buffers
 
     # Recording
 

@@ -10,13 +10,21 @@ from .matmul import NEVER, NO_LORA
 MAX_ROWS = 8  # sums of all rows and lanes fill WebGPU's 16 KiB of workgroup memory
 LANES = 128  # of a workgroup
 UNROLL = 8  # loads that a lane has in flight, at most
+MANY_LANES = 1 << 17
 INPUT_LANES = 256
 SPLITS_AHEAD = 8  # parts of the attention that a lane loads at once
 
 
-def team_of(terms: int) -> int:
-    """Lanes that share a sum of `terms` vec4s: few steps each, but whole stretches of memory together."""
-    return next((team for team in (32, 64) if terms <= UNROLL * team), LANES)
+def team_of(terms: int, quads: int) -> int:
+    """Lanes that share a sum of `terms` vec4s, of `quads` in all: more where there would be too few of them to keep a
+    large card busy, few where there are enough, since their last sums cost barriers."""
+    enough = (team for team in (32, 64) if terms <= UNROLL * team or quads * team >= MANY_LANES)
+    return next(enough, LANES)
+
+
+def unroll_of(steps: int, most: int) -> int:
+    """Steps of a lane to unroll, at most `most`, with as few as possible past the end."""
+    return -(-steps // -(-steps // most))
 
 
 def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumulate=False):
@@ -34,7 +42,7 @@ def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumula
 def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
     int8, quads = qscale is not None, (part.stop - part.start) // 4
     terms = weight.columns // (16 if int8 else 4)
-    team = team_of(terms)
+    team = team_of(terms, weight.rows // 4)
     params = {
         "N4": quads,
         "K": terms,
@@ -55,7 +63,7 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         "rows": rows,
         "wg": LANES,
         "team": team,
-        "unroll": min(UNROLL if int8 else UNROLL // 2, -(-terms // team)),
+        "unroll": unroll_of(-(-terms // team), UNROLL if int8 else UNROLL // 2),
         "arith": "int8" if int8 else "f32",
         "store": "ternary_int8" if int8 else weight.store,
         "lora": lora is not None,
