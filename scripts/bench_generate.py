@@ -126,8 +126,8 @@ def by_kernel(device, records, repeat):
     """Seconds a step of each kind of kernel: its records alone, back to back. Their sum lacks only what overlaps."""
     kinds = defaultdict(list)
     for record in records:
-        head = "head " if "head/" in record.label else ""
-        kinds[f"{head}{record.label.rsplit('/', 1)[-1].removesuffix(':main')}"].append(record)
+        scopes = [part for part in record.label.split("/") if not part.startswith("layers.")]
+        kinds["/".join(scopes).removesuffix(":main")].append(record)
     times = {}
     for kind, some in kinds.items():
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import wgpu
 from golden_case import GOLDEN, SMALL_CASES
+from tiny_model import Tiny, tiny_config
 
+from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.generation.decoder import Decoder
 from lorawgpu.generation.generator import Generator
@@ -19,6 +21,7 @@ from lorawgpu.model.adapter_layout import AdapterLayout
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.model.layers import load_model
 from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.ops.matvec import MAX_ROWS
 
 CONTEXT = 128
 
@@ -211,3 +214,22 @@ def test_nothing_is_created_while_tokens_are_made(dense):
 def diagnostics():
     found = wgpu.diagnostics.object_counts.get_dict()
     return {name: found[name]["count"] for name in ("Buffer", "BindGroup", "ComputePipeline", "ShaderModule")}
+
+
+@pytest.mark.parametrize("family", ["llama", "bitnet"])
+def test_heads_that_are_no_vec4s_take_the_whole_walk(device, kernels, family):
+    tiny = Tiny(device, kernels, tiny_config(family))  # HD 10
+    engine, ids = tiny.engine(), np.arange(9, dtype=np.int32)
+    run = Decoder(device, tiny.model, engine.adapter, context=64, kernels=kernels)
+    run.start([ids[:6].tolist()])
+    for i in (6, 7, 8):
+        run.extend([[i]])
+    want = engine.logits(flatten([Sample(ids, ids)], 16), np.array([8]))
+    assert relative(run.read_logits(1), want) < (5e-2 if family == "bitnet" else 1e-4)
+
+
+def test_more_rows_than_matvec_takes(dense):
+    prompts = [dense.sequences[0][i : i + 5] for i in range(MAX_ROWS + 1)]
+    many, _ = answers(decoder(dense, dense.adapter, len(prompts)), prompts, max_new_tokens=4)
+    for b in (0, MAX_ROWS):
+        assert answers(decoder(dense, dense.adapter), [prompts[b]], max_new_tokens=4)[0] == [many[b]]

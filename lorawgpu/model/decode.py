@@ -123,19 +123,20 @@ def _project(c, layer, name, y, source, norm, width, s, accumulate=False):
     out = s.n.view(0, (c.rows, columns))
     if int8:
         out = Tensor(s.n.buffer, (c.rows, columns // 4), "u32", s.n.offset, "xq")
-    matvec_input(
-        c.plan,
-        out,
-        source,
-        c.state,
-        rows=c.rows,
-        width=width,
-        eps=c.config.rms_norm_eps,
-        record_id=c.watch.id(f"layers.{layer.index}.{name}"),
-        weight=norm,
-        qscale=s.qscale if int8 else None,
-        down=down,
-    )
-    lora = lora_up(group, h, c.adapter.params) if group else None
-    qscale = s.qscale if int8 else None
-    matvec_forward(c.plan, y, out, weight, rows=c.rows, qscale=qscale, lora=lora, accumulate=accumulate)
+    with c.plan.scope(name):
+        matvec_input(
+            c.plan,
+            out,
+            source,
+            c.state,
+            rows=c.rows,
+            width=width,
+            eps=c.config.rms_norm_eps,
+            record_id=c.watch.id(f"layers.{layer.index}.{name}"),
+            weight=norm,
+            qscale=s.qscale if int8 else None,
+            down=down,
+        )
+        lora = lora_up(group, h, c.adapter.params) if group else None
+        qscale = s.qscale if int8 else None
+        matvec_forward(c.plan, y, out, weight, rows=c.rows, qscale=qscale, lora=lora, accumulate=accumulate)
