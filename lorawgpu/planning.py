@@ -2,6 +2,7 @@
 
 from .engine import Engine
 from .gpu.device import ADAPTER_LIMITS
+from .model.adapter_layout import GROUPS
 from .pace import first_rate
 from .run import Run
 
@@ -10,10 +11,11 @@ def mib(nbytes: float) -> str:
     return f"{nbytes / 2**20:,.1f} MiB"
 
 
-def plan_text(run: Run, engine: Engine, resumed: str = "") -> str:
-    """The plan as lines of `name  value`."""
+def plan_of(run: Run, engine: Engine) -> dict[str, str]:
+    """The plan of a run, item by item."""
     device, config = engine.device, run.config
-    lines = {
+    held = sorted(device.memory.held.items(), key=lambda item: -item[1])
+    return {
         "device": f"{device.name}, {device.reason}; driver {device.driver}",
         "limits": ", ".join(f"{name} {mib(device.limits[name])}" for name in ADAPTER_LIMITS) + _splits(engine),
         "model": _model(run),
@@ -23,19 +25,23 @@ def plan_text(run: Run, engine: Engine, resumed: str = "") -> str:
         + (", packed" if config.sample_packing else f", {config.micro_batch_size} samples each"),
         "steps": f"{run.schedule.total_steps}, {config.lr_scheduler} from {config.learning_rate:g}"
         + (f" after {run.schedule.warmup_steps} of warmup" if run.schedule.warmup_steps else ""),
-        "memory": f"{mib(device.memory.total)} of the device: "
-        + ", ".join(f"{kind} {mib(n)}" for kind, n in sorted(device.memory.held.items(), key=lambda i: -i[1])),
+        "memory": f"{mib(device.memory.total)} of the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
         "submits": _submits(run, engine),
-        "output": str(run.folder) + (f", resumed from {resumed}" if resumed else ""),
     }
-    return "\n".join(f"{name:<8} {value}" for name, value in lines.items())
+
+
+def plan_text(plan: dict[str, str]) -> str:
+    """One line an item."""
+    return "\n".join(f"{name:<8} {value}" for name, value in plan.items())
 
 
 def _splits(engine: Engine) -> str:
+    """Which matrices are too large for one binding."""
     model = engine.model
-    split = [f"{name} in {len(weight.parts)} parts" for name, weight in (("embedding", model.embedding),
-             ("head", model.head)) if len(weight.parts) > 1]  # fmt: skip
-    return "; " + ", ".join(split) if split else "; no matrix is split"
+    weights = {"embedding": model.embedding, "head": model.head}
+    weights |= {f"layers.{layer.index}.{group}": getattr(layer, group) for layer in model.layers for group in GROUPS}
+    split = [f"{name} in {len(weight.parts)} parts" for name, weight in weights.items() if len(weight.parts) > 1]
+    return "; split: " + ", ".join(split) if split else "; no matrix is split"
 
 
 def _model(run: Run) -> str:

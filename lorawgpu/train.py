@@ -71,7 +71,8 @@ def train(config: TrainConfig, args: Namespace) -> int:
         check_same_run(prepared, snapshot, path)
     engine = build_engine(prepared, open_device(args.device or config.device))
     trainer = Trainer(prepared, engine, snapshot)
-    print(plan_text(prepared, engine, str(path) if path else ""), flush=True)
+    print(plan_text(trainer.plan), flush=True)
+    print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
     if args.dry_run:
         return 0
     return trainer.train()

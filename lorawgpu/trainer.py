@@ -16,6 +16,7 @@ from .gpu import device_errors
 from .interrupt import Interrupts
 from .metrics import MetricsLog, Progress
 from .pace import flops_per_submit
+from .planning import plan_of
 from .prefetch import Prefetch
 from .resume import Standing, restore, resume_notes, take_snapshot
 from .run import Run
@@ -30,10 +31,11 @@ class Trainer:
 
     def __init__(self, run: Run, engine: Engine, snapshot=None):
         self.run, self.engine, self.config = run, engine, run.config
-        self.standing = restore(engine, snapshot) if snapshot else Standing()
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
+            self.standing = restore(engine, snapshot) if snapshot else Standing()
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
+        self.plan = plan_of(run, engine)  # once everything is on the device
         self.saved: Path | None = None  # the last checkpoint of this run
         self.work = 0.0  # operations since the last read-back that waited
         self.since = time.perf_counter()
@@ -48,6 +50,8 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / CONFIG_FILE, self.config.dump_yaml().encode())
         log = MetricsLog(folder / METRICS_FILE, self.standing.step or None)
+        if not self.standing.step:
+            log.write(0, plan=self.plan)
         self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
         for note in self.notes:
             self.progress.message(f"note: this run will not end as the one before would have: {note}")
@@ -135,7 +139,7 @@ class Trainer:
     def _log(self, lr: float, targets: int) -> None:
         here, report = self.standing, self._drain()
         loss = math.nan if report.state.bad else report.loss_sum / targets
-        more = {"epoch": here.data.epoch, "bad_steps": here.bad.bad_total}
+        more = {"epoch": here.data.epoch, "bad_steps": here.bad.bad_total, "gpu_bytes": self.engine.device.memory.total}
         self.progress.logged(here.step, loss, lr, report.grad_norm, **more)
         here.metrics = {"loss": None if math.isnan(loss) else loss}
         self._set_pace()

@@ -42,6 +42,8 @@ def test_eight_examples_are_learned_by_heart(tmp_path, capsys):
         assert word in out
     assert "step 60/60 loss 0.0" in err and "tok/s" in err
     assert load_config(folder / "config.yaml") == load_config(config)
+    first = read_metrics(folder / "metrics.jsonl")[0]
+    assert first["step"] == 0 and "trainable parameters" in first["plan"]["adapter"]
 
 
 def test_two_runs_of_one_seed_are_identical_and_of_another_seed_not(tmp_path, lab):
