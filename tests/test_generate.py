@@ -197,10 +197,12 @@ def test_a_kept_beginning_gives_the_same_answer(dense):
 
 
 def test_values_that_are_not_finite_end_it(dense):
-    broken = dense.device.upload(np.full(dense.adapter.params.size, np.nan, np.float32))
-    run = decoder(dense, AdapterBuffers(dense.adapter.layout, broken))
+    params = dense.device.upload(np.full(dense.adapter.params.size, np.nan, np.float32))
+    run, prompts = decoder(dense, AdapterBuffers(dense.adapter.layout, params), 2), [[1, 2, 3], [4, 5]]
     with pytest.raises(CheckFailed, match="not finite, first in layers.0.gate_up"):
-        answers(run, [[1, 2, 3]])
+        answers(run, prompts)
+    dense.device.write(params, dense.device.read(dense.adapter.params))
+    assert answers(run, prompts) == answers(decoder(dense, dense.adapter, 2), prompts)  # no trace of it is left
 
 
 def test_nothing_is_created_while_tokens_are_made(dense):

@@ -218,7 +218,14 @@ class Decoder:
         """Tokens from number `first` on, u32 [count, tokens]; waits. 0xffffffff where a value was not finite."""
         return self.device.read(self.buffers.history)[:count, np.arange(first, first + tokens) % RING]
 
-    def first_bad(self) -> str:
-        """The place where a value was first not finite."""
+    def recover(self) -> str:
+        """After a value that was not finite: where the first one was. The cache is cleared, for attention multiplies
+        slots that a row does not see by 0."""
         bad, record = map(int, self.device.read(self.state)[:2])
+        plan = Plan(self.device, self.kernels)
+        with plan.section("clear"):
+            for tensor in (t for layer in self.cache.layers for t in layer):
+                plan.clear(tensor)
+        plan.run("clear")
+        self.held = [[] for _ in self.held]
         return self.watch.names[record] if bad else "the logits"

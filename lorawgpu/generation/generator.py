@@ -67,7 +67,7 @@ class Generator:
                     continue
                 if token == NO_TOKEN:
                     raise CheckFailed(
-                        f"the model computed a value that is not finite, first in {self.decoder.first_bad()}; "
+                        f"the model computed a value that is not finite, first in {self.decoder.recover()}; "
                         "is the adapter damaged, or made for another model?"
                     )
                 if token in self.stop_ids:
