@@ -126,9 +126,10 @@ class Engine:
     def _record_train(self, c) -> Head:
         with c.plan.section("forward"):
             x, saved = transformer_forward(c, self.options.checkpointing)
-            dx = c.take(c.widths.hidden, "dx")
+            dx = c.keep(c.widths.hidden, "dx")
             c.plan.clear(dx)
         head = self._record_heads(c, x, dx)
+        head.give(c)
         with c.plan.section("backward"):
             transformer_backward(c, dx, saved, self.options.checkpointing)
         return head

@@ -256,7 +256,7 @@ def without_adapters(op):
 
 FAULTS = {
     "dh is lost": (backward_linear, "lora_backward", lambda op: zeroed(op, 1)),
-    "dx of a projection is lost": (backward_linear, "linear_backward", lambda op: zeroed(op, 0)),
+    "dx of a projection is lost": (backward_linear, "linear_backward", lambda op: zeroed(op, 1)),
     "dx lacks the adapters' part": (backward_linear, "linear_backward", without_adapters),
     "the gate's gradient is lost": (backward_mlp, "gate_backward", lambda op: zeroed(op, 0)),
     "a norm's gradient is lost": (backward_mlp, "rmsnorm_backward", lambda op: lambda *args, **kwargs: None),

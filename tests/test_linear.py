@@ -158,7 +158,7 @@ def run_backward(t, x, dy, grads, p, step):
             plan, t.work, dh.tensor, fused, h.tensor, source, t.group, t.params, flat.tensor.view(0, (t.size,)), **shape
         )
         back = None if p else lora_back(t.group, dh.tensor, t.params)
-        linear_backward(plan, dx.tensor, fused, t.weight, rows=rows, lora=back)
+        linear_backward(plan, t.work, dx.tensor, fused, t.weight, rows=rows, lora=back)
         if p:
             lora_dropout_back(plan, t.work, dx.tensor, dh.tensor, t.group, t.params, **shape)
     lab.run()
@@ -222,7 +222,7 @@ def test_a_weight_in_parts_gives_the_same_forward_bits(plan, ternary):
             lora = lora_up(t.group, lab.input(h), t.params)
             linear_forward(plan, y.tensor, source, t.weight, rows=20, qscale=qscale, lora=lora)
             back = lora_back(t.group, lab.input(h), t.params)
-            linear_backward(plan, dx.tensor, lab.input(dy), t.weight, rows=20, lora=back)
+            linear_backward(plan, t.work, dx.tensor, lab.input(dy), t.weight, rows=20, lora=back)
     lab.run()
     (y, dx), (y_split, dx_split) = outs
     assert np.array_equal(y.value, y_split.value)

@@ -33,7 +33,7 @@ def project_backward(c, layer, name, dx, dy, source, s, *, width):
         lora = lora_back(group, dh, c.adapter.params) if c.dropout == 0.0 else None
     if dx is not None:
         with c.plan.scope(f"d{name}"):
-            linear_backward(c.plan, dx, dy, weight, rows=c.rows, lora=lora)
+            linear_backward(c.plan, c.work, dx, dy, weight, rows=c.rows, lora=lora)
             if group and lora is None:
                 lora_dropout_back(
                     c.plan, c.work, dx, dh, group, c.adapter.params, rows=c.rows, width=width, step=c.step, p=c.dropout

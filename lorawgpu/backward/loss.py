@@ -41,6 +41,10 @@ class Head:
             c.work.take(c.batch.target_ids.shape, label="losses"),
         )
 
+    def give(self, c):
+        """Nothing after the heads of a micro-batch reads these."""
+        c.work.give(self.x, self.n, self.rstd, self.logits, self.losses)
+
 
 def head_forward(c, head, x, start):
     """Logits of target rows [start, start + chunk) of x, into head.logits; those of zeros past the last target."""
@@ -68,7 +72,7 @@ def chunk_loss(c, head, x, dx, loss, start):
     )
     loss_sum(c.plan, loss, head.losses, start=start, rows=head.chunk)
     if dx:
-        linear_backward(c.plan, head.n, head.logits, c.model.head, rows=head.chunk)
+        linear_backward(c.plan, c.work, head.n, head.logits, c.model.head, rows=head.chunk)
         dgathered = c.work.take(head.x.shape, label="dhead x")
         rmsnorm_backward(c.plan, dgathered, head.n, head.x, c.model.norm, head.rstd, accumulate=False, **shape)
         gather_backward(c.plan, dx, dgathered, c.batch.target_rows, c.batch.target_ids, start=start, **shape)

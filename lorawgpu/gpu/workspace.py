@@ -7,6 +7,9 @@ import numpy as np
 from .tensor import DTYPES, Tensor, padded
 
 
+WASTE = 2  # a buffer may be this much larger than what it is taken for
+
+
 class Workspace:
     """`take` a tensor, `give` it back when the records that read it are recorded: later takes may get its buffer.
 
@@ -17,12 +20,16 @@ class Workspace:
     def __init__(self, device, kind="activations"):
         self.device, self.kind = device, kind
         self._all, self._free, self._used = [], [], {}
-        self._waste = 2  # a buffer may be this much larger than what it is taken for
+        self._waste = WASTE
 
-    def take(self, shape, dtype="f32", label="") -> Tensor:
-        """A tensor with undefined contents. The smallest free buffer that fits, unless it would waste over half."""
+    def take(self, shape, dtype="f32", label="", kept=False) -> Tensor:
+        """A tensor with undefined contents, in the smallest free buffer that fits, unless it would waste over half.
+
+        `kept`: it stays out for the rest of the plan, so it must not sit in a buffer larger than itself.
+        """
         nbytes = padded(prod(shape) * np.dtype(DTYPES[dtype]).itemsize, 256)
-        fits = [(size, i) for i, (size, _) in enumerate(self._free) if nbytes <= size <= self._waste * nbytes]
+        waste = 1 if kept and self._waste == WASTE else self._waste
+        fits = [(size, i) for i, (size, _) in enumerate(self._free) if nbytes <= size <= waste * nbytes]
         if fits:
             size, buffer = self._free.pop(min(fits)[1])
         else:
@@ -41,4 +48,5 @@ class Workspace:
     def rewind(self):
         """All buffers are free again, for the next plan."""
         self._free, self._used = list(self._all), {}
-        self._waste = float("inf")  # better a large buffer in a small plan than another one
+        if self._all:
+            self._waste = float("inf")  # better a large buffer in a small plan than another one

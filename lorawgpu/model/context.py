@@ -95,5 +95,9 @@ class Context:
         """Scratch of `rows` x `width` (as stored)."""
         return self.work.take((self.rows, width), dtype, label)
 
+    def keep(self, width: int, label: str) -> Tensor:
+        """The same for what lives until the end of the plan."""
+        return self.work.take((self.rows, width), label=label, kept=True)
+
     def group(self, layer: Layer, name: str):
         return self.adapter.group(layer.index, name) if self.adapter else None

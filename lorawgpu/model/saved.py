@@ -8,7 +8,7 @@ from .adapter_layout import GROUPS
 
 def take_h(c, layer) -> dict:
     """Buffers of a layer's adapters: group name -> [rows, rank]. Layers differ in which they have and in their ranks."""
-    return {name: c.take(g.rank, f"h {name}") for name in GROUPS if (g := c.group(layer, name))}
+    return {name: c.keep(g.rank, f"h {name}") for name in GROUPS if (g := c.group(layer, name))}
 
 
 @dataclass
@@ -32,23 +32,23 @@ class Saved:
     def take(c, layer, cache=None) -> "Saved":
         """Buffers for one layer of the plan being recorded; `cache`: its (k, v) when they outlive the step."""
         w, heads, sub = c.widths, c.config.num_attention_heads, c.config.sub_norms
-        k, v = cache or (c.take(w.kv, "k"), c.take(w.kv, "v"))
+        k, v = cache or (c.keep(w.kv, "k"), c.keep(w.kv, "v"))
 
         def stat(name):
-            return c.work.take((c.rows,), label=name)
+            return c.work.take((c.rows,), label=name, kept=True)
 
         return Saved(
             x=None,
             rstd_in=stat("rstd_in"),
-            q=c.take(w.q, "q"),
+            q=c.keep(w.q, "q"),
             k=k,
             v=v,
-            a=c.take(w.q, "attention"),
-            lse=c.take(heads, "lse"),
+            a=c.keep(w.q, "attention"),
+            lse=c.keep(heads, "lse"),
             rstd_a=stat("rstd_a") if sub else None,
-            x1=c.take(w.hidden, "x1"),
+            x1=c.keep(w.hidden, "x1"),
             rstd_post=stat("rstd_post"),
-            gu=c.take(2 * w.mlp, "gate_up"),
+            gu=c.keep(2 * w.mlp, "gate_up"),
             h=take_h(c, layer),
         )
 

@@ -18,13 +18,13 @@ def transformer_forward(c, checkpointing: bool):
 
     With checkpointing every layer keeps its input alone and all share the buffers of one `Saved`.
     """
-    x, saved = c.take(c.widths.hidden, "x"), []
+    x, saved = c.keep(c.widths.hidden, "x"), []
     embed(c, x)
     for layer in c.model.layers:
         with c.plan.scope(f"layers.{layer.index}"):
             s = Saved.take(c, layer) if not checkpointing or not saved else share(c, layer, saved[0])
             s.x = x
-            x = c.take(c.widths.hidden, "x")
+            x = c.keep(c.widths.hidden, "x")
             block_forward(c, layer, s.x, x, s)
             saved.append(s)
     return x, saved

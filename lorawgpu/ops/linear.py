@@ -8,7 +8,8 @@ from ..gpu.tensor import padded
 from .dropout import dropout_add, dropout_forward
 from .matmul import LowRank, Segments, matmul, sum_splits
 
-SPLIT_TERMS = 512  # terms of a long reduction that one workgroup sums before the partial sums are added in order
+SPLIT_TERMS = 128  # terms of a long reduction that one workgroup sums before the partial sums are added in order
+HEAD_SPLIT_TERMS = 16384  # the same for the gradient through a head: few rows, a vocabulary of terms
 
 
 def _splits(terms: int) -> int:
@@ -63,26 +64,18 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
         )
 
 
-def linear_backward(plan, dx, dy, weight, *, rows, lora=None):
+def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
     """dx [rows, weight.columns] = dy W (+ dh A)."""
     for i, part in enumerate(weight.parts):
         segments, _ = _in_part(part, weight, None)
-        matmul(
-            plan,
-            dx,
-            dy,
-            part.tensor,
-            m=rows,
-            n=weight.columns,
-            k=part.stop - part.start,
-            store=weight.store,
-            b_layout="kn",
-            ldb=weight.stride,
-            a_off=part.start,
-            accumulate=i > 0,
-            lora=None if i else lora,
-            segments=segments,
-        )
+        terms = part.stop - part.start
+        if splits := terms // HEAD_SPLIT_TERMS if lora is None else 0:
+            _split_matmul(plan, work, dx, dy, part.tensor, m=rows, n=weight.columns, k=terms, store=weight.store,
+                          b_layout="kn", ldb=weight.stride, a_off=part.start, accumulate=i > 0, segments=segments,
+                          splits=splits)
+            continue
+        matmul(plan, dx, dy, part.tensor, m=rows, n=weight.columns, k=terms, store=weight.store, b_layout="kn",
+               ldb=weight.stride, a_off=part.start, accumulate=i > 0, lora=None if i else lora, segments=segments)
 
 
 def lora_h(work, group, rows):

@@ -1,3 +1,4 @@
+// uses: common/exp.wgsl
 // Attention as a chain of products, the check for flash attention. Equations: reference/attention.py.
 //   scores            weights[h,t,j] = scale * sum_d x[t,h,d] cache[j,h/G,d]       (q.k, and dout.v for dattn)
 //   softmax           weights -> attn, in place; lse[t,h] = log(sum_j exp(weights))
@@ -87,11 +88,11 @@ fn softmax(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_inde
     for (var j = lo + lane; j <= hi; j += WG) { top = max(top, weights[base + j]); }
     top = workgroup_max(top, lane);
     var sum = 0.0;
-    for (var j = lo + lane; j <= hi; j += WG) { sum += exp(weights[base + j] - top); }
+    for (var j = lo + lane; j <= hi; j += WG) { sum += exact_exp(weights[base + j] - top); }
     sum = workgroup_sum(sum, lane);
     for (var j = lane; j < params.span; j += WG) {
         var p = 0.0;
-        if (j >= lo && j <= hi) { p = exp(weights[base + j] - top) / sum; }
+        if (j >= lo && j <= hi) { p = exact_exp(weights[base + j] - top) / sum; }
         weights[base + j] = p;
     }
     if (lane == 0u) { lse[t * params.heads + wid.y] = top + log(sum); }

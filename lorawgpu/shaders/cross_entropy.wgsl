@@ -1,3 +1,4 @@
+// uses: common/exp.wgsl
 // uses: common/grid.wgsl
 // uses: common/reduce.wgsl
 // uses: common/finite.wgsl
@@ -43,11 +44,11 @@ fn row_loss(row: u32, id: u32, n4: u32, lane: u32) -> vec2<f32> {
     for (var c = lane; c < n4; c += WG) {
         let v = select(vec4(LOWEST), logits[base + c], columns(c) < vec4(params.V));
         let higher = max(max(top, max(v.x, v.y)), max(v.z, v.w));
-        sum = sum * exp(top - higher) + dot(exp(v - higher), vec4(1.0));
+        sum = sum * exact_exp(top - higher) + dot(exact_exp4(v - higher), vec4(1.0));
         top = higher;
     }
     let row_top = workgroup_max(top, lane);
-    let row_sum = workgroup_sum(sum * exp(top - row_top), lane);
+    let row_sum = workgroup_sum(sum * exact_exp(top - row_top), lane);
     if (lane == 0u && params.start + row < params.count) {
         let value = select(0.0, row_top - logit + log(row_sum), n4 > 0u);
         losses[params.start + row] = value;
@@ -75,7 +76,7 @@ fn loss_and_grad(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups)
     let stats = row_loss(row, id, select(0u, params.ld4, used), lane);
     let base = row * params.ld4;
     for (var c = lane; c < params.ld4; c += WG) {
-        let p = exp(logits[base + c] - stats.x) / stats.y;
+        let p = exact_exp4(logits[base + c] - stats.x) / stats.y;
         let d = p - select(vec4(0.0), vec4(1.0), columns(c) == vec4(id));
         logits[base + c] = select(vec4(0.0), d, (columns(c) < vec4(params.V)) & vec4(used));
     }

@@ -1,3 +1,4 @@
+// uses: common/exp.wgsl
 // uses: common/grid.wgsl
 // uses: common/state.wgsl
 // Gating of the feed-forward middle. gu, dgu: (rows, 2*ld), gate in columns [0, I), up in [ld, ld+I); m, dm: (rows, ld)
@@ -21,7 +22,7 @@ struct Params { rows: u32, ld4: u32, record_id: u32 }
 @group(0) @binding(5) var<storage, read_write> dgu: array<vec4<f32>>;
 
 fn sigmoid(g: vec4<f32>) -> vec4<f32> { // exp of negative values only: it never overflows
-    let e = exp(-abs(g));
+    let e = exact_exp4(-abs(g));
     return select(e, vec4(1.0), g >= vec4(0.0)) / (1.0 + e);
 }
 
