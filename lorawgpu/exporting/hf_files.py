@@ -1,7 +1,6 @@
 """What transformers needs beside the weights, for a model that came as GGUF: config and tokenizer files."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +68,7 @@ def rope_settings(config: ModelConfig) -> tuple[float, dict | None]:
     UserError when no Llama 3 scaling makes these factors.
     """
     rope = config.rope
-    if rope.freq_factors is None:
+    if rope.freq_factors is None or np.allclose(rope.freq_factors, 1.0):
         return rope.theta, None
     wanted = rope.inv_freq(config.head_dim)
     factor = float(max(rope.freq_factors))
@@ -78,8 +77,6 @@ def rope_settings(config: ModelConfig) -> tuple[float, dict | None]:
         if np.allclose(tried.inv_freq(config.head_dim), wanted, rtol=1e-5, atol=0):
             names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
             return rope.theta, {"rope_type": "llama3"} | {name: getattr(tried, name) for name in names}
-    if math.isclose(factor, 1.0) and np.allclose(rope.freq_factors, 1.0):
-        return rope.theta, None
     raise UserError(
         "the GGUF's rope_freqs.weight is no Llama 3 scaling that config.json can express; merge into the model's "
         "Hugging Face folder instead"
