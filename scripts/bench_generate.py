@@ -152,7 +152,7 @@ def weight_bytes(model, adapter) -> int:
 
 
 def measure(args, device, model, adapter, kernels, rng):
-    vocab, greedy = model.config.vocab_size, not args.temperature
+    vocab = model.config.vocab_size
     sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p)
     context = args.prompt + 2 * args.tokens + MOST
     decoder = Decoder(device, model, adapter, context=context, sequences=args.batch, kernels=kernels)
@@ -169,12 +169,12 @@ def measure(args, device, model, adapter, kernels, rng):
         rates.append((tokens - args.batch) / (time.perf_counter() - start))
     print(f"decode      {max(rates):,.1f} tok/s (runs: {', '.join(f'{r:,.1f}' for r in rates)})")
     plan = decoder.step_plan(args.batch)
-    records = [*plan.sections["greedy" if greedy else "draw"], *plan.sections["forward"]]
+    records = decoder.records(args.batch, sampling)
     start = time.perf_counter()
     for _ in range(10):
-        decoder.encode(args.batch, 4, greedy)
+        decoder.encode(args.batch, 4, sampling)
     encode = (time.perf_counter() - start) / 40
-    step = seconds_of(device, lambda: decoder.submit(decoder.encode(args.batch, 4, greedy)), 8) / 4
+    step = seconds_of(device, lambda: decoder.submit(decoder.encode(args.batch, 4, sampling)), 8) / 4
     floor = weight_bytes(model, adapter)
     each = len(plan.sections["forward"]) / len(model.layers)
     print(f"dispatches  {len(records)} a token, {each:.1f} a layer; {encode * 1e3:.2f} ms to record a token")

@@ -9,7 +9,7 @@ from oplab import normal
 from lorawgpu.errors import UserError
 from lorawgpu.generation.sampling import Sampling
 from lorawgpu.ops.rows import FIELDS, STRIDE, rows_buffer
-from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, sample_draw, sample_greedy, seen_bits
+from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
 from lorawgpu.ops.window import state_buffer
 from lorawgpu.reference import sample as reference
 
@@ -26,11 +26,9 @@ class Bench:
         self.logits, self.rows = self.device.upload(logits, label="logits"), rows_buffer(self.device)
         self.state = state_buffer(self.device)
         self.seen = np.stack([seen_bits(seen, vocab)] * self.count)
-        for name, record in (("greedy", sample_greedy), ("draw", sample_draw)):
-            with plan.section(name):
-                record(plan, self.buffers, self.logits, self.rows, self.state, count=self.count)
+        record_sample(plan, self.buffers, self.logits, self.rows, self.state, count=self.count)
 
-    def run(self, section, sampling=Sampling(), end=100, times=1):  # noqa: B008 (frozen)
+    def run(self, sampling=Sampling(), end=100, times=1):  # noqa: B008 (frozen)
         """The tokens chosen, [count, times], and the rows' state afterwards by field."""
         rows = np.zeros((len(FIELDS), STRIDE), np.int32)
         rows[FIELDS.index("position")] = rows[FIELDS.index("slot")] = POSITION
@@ -40,7 +38,7 @@ class Bench:
         self.device.write(self.buffers.seen, self.seen)
         self.device.write(self.buffers.settings, pack_settings(sampling))
         for _ in range(times):
-            self.plan.run(section)
+            self.plan.run(*sections_of(sampling))
         state = dict(zip(FIELDS, self.device.read(self.rows)[:, : self.count], strict=True))
         return self.device.read(self.buffers.history)[:, :times], state
 
@@ -49,7 +47,7 @@ def test_greedy_takes_the_first_best_and_moves_on(plan):
     logits = normal(2, 5000)
     logits[0, 4321] = logits[0, 321] = 9
     logits[1, 17] = 9
-    tokens, state = Bench(plan, logits).run("greedy")
+    tokens, state = Bench(plan, logits).run()
     assert tokens.ravel().tolist() == [321, 17]
     assert state["ids"].tolist() == [321, 17] and state["position"].tolist() == [POSITION + 1] * 2
     assert state["slot"].tolist() == [POSITION + 1] * 2 and state["count"].tolist() == [1, 1]
@@ -57,14 +55,14 @@ def test_greedy_takes_the_first_best_and_moves_on(plan):
 
 def test_the_last_slot_is_not_left(plan):
     bench = Bench(plan, normal(1, 50))
-    _, state = bench.run("greedy", end=POSITION + 2, times=3)
+    _, state = bench.run(end=POSITION + 2, times=3)
     assert state["slot"] == POSITION + 1 and state["position"] == POSITION + 1 and state["count"] == 3
 
 
 def test_a_chosen_token_is_seen_from_then_on(plan):
     logits = np.zeros((1, 70), np.float32)
     logits[0, [65, 3, 40]] = 8, 6, 5
-    tokens, _ = Bench(plan, logits).run("greedy", Sampling(repetition_penalty=2.0), times=4)
+    tokens, _ = Bench(plan, logits).run(Sampling(repetition_penalty=2.0), times=4)
     assert tokens.tolist() == [[65, 3, 40, 65]]  # 8 and 6 fall to 4 and 3, 5 to 2.5
 
 
@@ -73,7 +71,7 @@ def test_no_token_is_made_of_non_finite_values(plan, bad):
     bench = Bench(plan, np.full((1, 40), np.nan if bad == "logits" else 1, np.float32))
     if bad == "state":
         bench.device.write(bench.state, np.ones(16, np.uint32))
-    tokens, state = bench.run("greedy")
+    tokens, state = bench.run()
     assert tokens[0, 0] == 0xFFFFFFFF and state["position"] == POSITION
 
 
@@ -95,7 +93,7 @@ def test_draws_as_specified(plan, sampling, vocab):
     logits, seen, rows = 3 * normal(4, vocab), [3, 7, vocab - 1], 4
     bench = Bench(plan, logits, seen)
     for seed in (0, 1, 1 << 40):
-        tokens, _ = bench.run("draw", replace(sampling, seed=seed))
+        tokens, _ = bench.run(replace(sampling, seed=seed))
         for row in range(rows):
             scores = reference.scores(logits[row], seen, sampling.repetition_penalty, sampling.temperature)
             keep = reference.kept(scores, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -136,5 +134,5 @@ def test_values_out_of_range_are_refused(field, value):
 
 def test_history_is_a_ring(plan):
     bench = Bench(plan, normal(1, 40))
-    bench.run("greedy", times=RING + 3, end=1000)
+    bench.run(times=RING + 3, end=1000)
     assert (bench.device.read(bench.buffers.history) < 40).all()

@@ -23,7 +23,7 @@ from ..ops.linear import linear_forward
 from ..ops.rmsnorm import rmsnorm_forward
 from ..ops.rope import rope_table
 from ..ops.rows import FIELDS, MAX_SEQUENCES, STRIDE, field, rows_buffer
-from ..ops.sample import RING, SampleBuffers, pack_settings, sample_draw, sample_greedy, seen_bits
+from ..ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
 from ..ops.step import step_buffer
 from ..ops.window import State, pack_state, state_buffer
 from ..pace import first_rate, flops_per_submit
@@ -92,7 +92,7 @@ class Decoder:
         return self._prefills[rows]
 
     def step_plan(self, rows: int) -> Plan:
-        """Sections for the first `rows` sequences: `forward` from their ids to logits; `greedy`, `draw` to new ids."""
+        """For the first `rows` sequences: section `forward` from ids to logits, ops.sample.sections_of to new ids."""
         if rows not in self._steps:
             self.work.rewind()
             plan = Plan(self.device, self.kernels)
@@ -106,9 +106,7 @@ class Decoder:
                     decode_head(c, logits, scratch)
                 else:
                     self._whole_head(c, logits, self._hidden(c))
-            for name, sample in (("greedy", sample_greedy), ("draw", sample_draw)):
-                with plan.section(name), plan.scope("sample"):
-                    sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
+            record_sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
             self._steps[rows] = plan
         return self._steps[rows]
 
@@ -195,15 +193,18 @@ class Decoder:
             bits = seen_bits(self.held[b], self.buffers.vocab)
             self.device.queue.write_buffer(self.buffers.seen.buffer, b * bits.nbytes, bits)
 
-    def encode(self, count: int, tokens: int, greedy: bool):
-        """Commands that choose `tokens` tokens for each of `count` sequences and feed them, at most RING."""
+    def records(self, count: int, sampling: Sampling) -> list:
+        """The dispatches that choose a token for each of `count` sequences and feed it."""
+        sections = self.step_plan(count).sections
+        return [record for name in (*sections_of(sampling), "forward") for record in sections[name]]
+
+    def encode(self, count: int, tokens: int, sampling: Sampling):
+        """Commands that choose and feed `tokens` tokens, at most RING, for each of `count` sequences."""
         if not 0 < tokens <= RING:
             raise ValueError(f"{tokens} tokens at once; from 1 to {RING}")
-        plan = self.step_plan(count)
-        records = [*plan.sections["greedy" if greedy else "draw"], *plan.sections["forward"]]
         encoder = self.device.wgpu.create_command_encoder()
         compute = encoder.begin_compute_pass()
-        for record in records * tokens:
+        for record in self.records(count, sampling) * tokens:
             compute.set_pipeline(record.pipeline)
             compute.set_bind_group(0, record.group)
             compute.dispatch_workgroups(*record.grid)

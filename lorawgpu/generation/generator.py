@@ -44,10 +44,10 @@ class Generator:
         if None not in self.reasons:
             return
         first, size, read = 0, 1, time.perf_counter()
-        decoder.submit(decoder.encode(count, size, sampling.greedy))
+        decoder.submit(decoder.encode(count, size, sampling))
         while True:
             after = min(size if self._slow else min(2 * size, MOST), max(limits) - first - size)
-            ahead = decoder.encode(count, after, sampling.greedy) if after else None
+            ahead = decoder.encode(count, after, sampling) if after else None
             chosen = decoder.chosen(count, first, size)
             read, self._slow = time.perf_counter(), time.perf_counter() - read > LATENCY
             accepted = self._accept(chosen, given, limits, max_new_tokens)

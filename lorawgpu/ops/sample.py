@@ -1,4 +1,5 @@
-"""Choosing the next token on the GPU, so that the next step can be recorded before it is known: shaders/sample.wgsl."""
+"""Choosing the next token on the GPU, so that the next step can be recorded before it is known: shaders/sample.wgsl,
+sample_floor.wgsl."""
 
 import math
 import struct
@@ -12,8 +13,9 @@ from ..reference.sample import key_of
 from .rows import STRIDE
 
 RING = 64  # tokens of a row that `history` keeps: the host has to read it that often
-STRIPE = 2048  # logits that a workgroup looks through, as long as there are no more than MAX_STRIPES
-MAX_STRIPES = 64
+STRIPE = 1024  # logits that a workgroup looks through, as long as there are no more than MAX_STRIPES
+MAX_STRIPES = 128
+TOP_BIT = 28  # of the first digit of a floor
 LOWEST = -3.0e38  # log of a probability that is no limit
 _LAYOUT = "<4f3I"
 
@@ -24,8 +26,11 @@ class SampleBuffers:
 
     settings: Tensor  # a uniform: `pack_settings`
     seen: Tensor  # u32 [sequences, ceil(V/32)]: bits of the tokens a sequence holds
-    stripes: Tensor
+    peaks: Tensor  # the best of each stripe, without noise
+    drawn: Tensor  # and with noise
     floors: Tensor
+    partial: Tensor
+    search: Tensor
     history: Tensor  # u32 [sequences, RING]: sampled tokens, number n at n % RING
     vocab: int
 
@@ -39,7 +44,9 @@ class SampleBuffers:
             return device.tensor((sequences, *shape), "u32", name, "step")
 
         seen, history = words("seen tokens", -(-vocab // 32)), words("history", RING)
-        return SampleBuffers(settings, seen, words("stripes", MAX_STRIPES, 2), words("floors"), history, vocab)
+        stripes = [words(name, MAX_STRIPES, 2) for name in ("peaks", "drawn")]
+        search = words("floors"), words("partial sums", 2, MAX_STRIPES, 16), words("search", 2, 4)
+        return SampleBuffers(settings, seen, *stripes, *search, history, vocab)
 
 
 def pack_settings(sampling) -> np.ndarray:
@@ -65,30 +72,48 @@ def seen_bits(ids, vocab: int) -> np.ndarray:
     return np.packbits(bits, bitorder="little").view("<u4")
 
 
-def sample_greedy(plan, buffers, logits, rows, state, *, count):
-    """The best token of each of `count` rows of logits [count, ld] goes to `history` and becomes its next input."""
-    _record(plan, "peak", buffers, count, logits.shape[1], logits=logits, seen=buffers.seen, stripes=buffers.stripes)
-    _finish(plan, buffers, logits, rows, state, count)
+def sections_of(sampling) -> tuple:
+    """The sections of `record_sample` that choose a token as a generation.sampling.Sampling says."""
+    if sampling.greedy:
+        return ("peak", "greedy")
+    floors = ("top_k",) * (sampling.top_k > 0) + ("top_p",) * (sampling.top_p < 1)
+    return ("peak", *floors, "draw")
 
 
-def sample_draw(plan, buffers, logits, rows, state, *, count):
-    """As sample_greedy, with a token drawn as the settings say."""
-    scores = {"logits": logits, "seen": buffers.seen, "stripes": buffers.stripes}
-    _record(plan, "peak", buffers, count, logits.shape[1], **scores)
-    _record(plan, "select_floor", buffers, count, logits.shape[1], one=True, floors=buffers.floors, **scores)
-    _record(plan, "draw", buffers, count, logits.shape[1], floors=buffers.floors, rows=rows, **scores)
-    _finish(plan, buffers, logits, rows, state, count)
+def record_sample(plan, buffers, logits, rows, state, *, count):
+    """Record sections that choose a token for each of `count` rows of logits [count, ld].
+
+    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows` (ops.rows).
+    """
+    common = {"settings": buffers.settings, "logits": logits, "seen": buffers.seen}
+    peaks, floors, drawn = ({name: getattr(buffers, name)} for name in ("peaks", "floors", "drawn"))
+    ld = logits.shape[1]
+
+    def record(stem, entry, **kwargs):
+        _record(plan, stem, entry, buffers, count, ld, **kwargs)
+
+    def finish(stripes):
+        following = {"next_rows": rows, "next_seen": buffers.seen, "history": buffers.history}
+        record("sample", "finish", one=True, peaks=stripes, state=state, **following)
+
+    with plan.section("peak"), plan.scope("sample"):
+        record("sample", "peak", stripes=buffers.peaks, **floors, **common)
+    with plan.section("greedy"), plan.scope("sample"):
+        finish(buffers.peaks)
+    for by_mass, name in enumerate(("top_k", "top_p")):
+        with plan.section(name), plan.scope("sample"):
+            search = {"partial": buffers.partial, "search": buffers.search, **floors, "by_mass": by_mass}
+            for bit in range(TOP_BIT, -1, -4):
+                record("sample_floor", "digit", bit=bit, **peaks, **common, **search)
+            record("sample_floor", "settle", one=True, settings=buffers.settings, **search)
+    with plan.section("draw"), plan.scope("sample"):
+        record("sample", "draw", stripes=buffers.drawn, rows=rows, **peaks, **floors, **common)
+        finish(buffers.drawn)
 
 
-def _finish(plan, buffers, logits, rows, state, count):
-    tensors = {"stripes": buffers.stripes, "next_seen": buffers.seen, "history": buffers.history}
-    _record(plan, "finish", buffers, count, logits.shape[1], one=True, next_rows=rows, state=state, **tensors)
-
-
-def _record(plan, entry, buffers, count, ld, one=False, **tensors):
+def _record(plan, stem, entry, buffers, count, ld, one=False, bit=0, by_mass=0, **tensors):
     groups = min(MAX_STRIPES, -(-buffers.vocab // STRIPE))
     params = {"vocab": buffers.vocab, "ld": ld, "groups": groups, "seen_ld": buffers.seen.shape[1]}
-    if entry != "finish":
-        tensors["settings"] = buffers.settings
-    overrides = {"FIELD": STRIDE, "RING": RING}
-    plan.record("sample", entry, (1 if one else groups, count), params=params, overrides=overrides, **tensors)
+    params |= {"bit": bit, "by_mass": by_mass}
+    overrides = {"FIELD": STRIDE, "RING": RING} if stem == "sample" else {}
+    plan.record(stem, entry, (1 if one else groups, count), params=params, overrides=overrides, **tensors)
