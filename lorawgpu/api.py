@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from .data.batching import Sample, flatten, token_capacity
-from .data.chat import resolve_template
 from .data.encode import Encoder, EncodeSettings
 from .data.formats import recognise
 from .engine import Engine, Options
@@ -20,7 +19,7 @@ from .evaluation import evaluate_source
 from .generation.decoder import Decoder
 from .generation.generator import Generator
 from .generation.sampling import Sampling
-from .generation.text import Prompts, TextStream
+from .generation.text import Prompts, TextStream, template_for
 from .gpu import Device, KernelCache, open_device
 from .gpu.tensor import padded
 from .model.adapter import read_adapter
@@ -42,25 +41,37 @@ class Ended:
     reason: str | None = None
 
 
-def load(model: str | Path, adapter: str | Path | None = None, device: str | Device | None = "auto") -> "LoadedModel":
+def load(
+    model: str | Path,
+    adapter: str | Path | None = None,
+    device: str | Device | None = "auto",
+    chat_template: str | None = None,
+) -> "LoadedModel":
     """A model with its adapter on a device, ready to be asked.
 
     model: a Hugging Face folder, a .gguf file or a hub name; adapter: a PEFT directory; device: auto, cpu, gpu, an
-    index, a part of a name (None: $LORAWGPU_DEVICE, then auto), or one that is open. UserError, DeviceError.
+    index, a part of a name (None: $LORAWGPU_DEVICE, then auto), or one that is open; chat_template: a built-in's name,
+    a Jinja file or the text (default: what the adapter was trained with, else the model's). UserError, DeviceError.
     """
     checkpoint = open_checkpoint(model)
     lora = read_adapter(adapter, checkpoint.config) if adapter else None
     opened = device if isinstance(device, Device) else open_device(device)
-    return LoadedModel(opened, checkpoint, lora)
+    return LoadedModel(opened, checkpoint, lora, (Path(adapter) if adapter else None, chat_template))
 
 
 class LoadedModel:
     """One model and at most one adapter. Its weights are on the device once, whatever it is asked for."""
 
     def __init__(
-        self, device: Device, checkpoint: Checkpoint, adapter: tuple | None = None, kernels: KernelCache | None = None
+        self,
+        device: Device,
+        checkpoint: Checkpoint,
+        adapter: tuple | None = None,
+        template: tuple[Path | None, str | None] = (None, None),
+        kernels: KernelCache | None = None,
     ):
-        """adapter: (LoraConfig, tensors by PEFT name), as `model.adapter.read_adapter` returns."""
+        """adapter: (LoraConfig, tensors by PEFT name), as `model.adapter.read_adapter` returns; template: the
+        adapter's folder and the template given, as `generation.text.template_for` takes them."""
         self.device, self.checkpoint, self.config = device, checkpoint, checkpoint.config
         self.kernels, self.model = kernels or KernelCache(device), load_model(device, checkpoint)
         self.layout, self.tensors, self.buffers = None, None, None
@@ -69,7 +80,7 @@ class LoadedModel:
             self.layout = AdapterLayout(lora, self.config)
             flat = device.upload(self.layout.flatten(self.tensors), label="adapter", kind="adapter")
             self.buffers = AdapterBuffers(self.layout, flat)
-        self._prompts: Prompts | None = None
+        self._template, self._prompts = template, None
         self._decoders: dict[bool, Decoder] = {}
         self._engine: Engine | None = None
 
@@ -78,8 +89,7 @@ class LoadedModel:
         """Tokenizer and chat template. UserError when the model has no tokenizer."""
         if self._prompts is None:
             tokenizer = self.checkpoint.tokenizer()
-            template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
-            self._prompts = Prompts(tokenizer, template)
+            self._prompts = Prompts(tokenizer, template_for(tokenizer, *self._template))
         return self._prompts
 
     def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:

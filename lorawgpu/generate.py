@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .api import MAX_NEW_TOKENS, Ended, LoadedModel, load
 from .cli import add_device_option, add_model_options, main_of, parser_of
+from .data.templates import BUILT_IN
 from .errors import UserError
 from .generation.sampling import Sampling
 from .gpu import device_errors
@@ -36,6 +37,8 @@ def parse(argv: list[str]) -> Namespace:
     for field in fields(Sampling):
         option, usage = f"--{field.name.replace('_', '-')}", f"{USAGE[field.name]} (default {field.default})"
         parser.add_argument(option, type=field.type, default=field.default, help=usage)
+    usage = f"a Jinja file or one of {', '.join(BUILT_IN)} (default: the adapter's, else the model's)"
+    parser.add_argument("--chat-template", metavar="T", help=usage)
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     parser.add_argument("--compare", action="store_true", help="the answer without the adapter too")
     add_device_option(parser)
@@ -44,8 +47,8 @@ def parse(argv: list[str]) -> Namespace:
         raise UserError(f"--max-new-tokens {args.max_new_tokens}: wanted at least 1")
     if args.compare and not args.adapter:
         raise UserError("--compare shows an answer with and without the adapter: give one with --adapter")
-    if args.raw and (args.chat or args.system is not None):
-        raise UserError("--raw has no turns: it goes with neither --chat nor --system")
+    if args.raw and (args.chat or args.system is not None or args.chat_template):
+        raise UserError("--raw has no turns: it goes with none of --chat, --system and --chat-template")
     return args
 
 
@@ -138,7 +141,7 @@ def run(argv: list[str]) -> None:
     args = parse(argv)
     sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
     with device_errors():
-        llm = load(args.model, args.adapter, args.device)
+        llm = load(args.model, args.adapter, args.device, args.chat_template)
         options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}
         if args.chat:
             chat(llm, args, options)

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
+import yaml
 from golden_case import GOLDEN
 
 import lorawgpu
@@ -20,7 +21,7 @@ from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
 from lorawgpu.generation.sampling import Sampling
-from lorawgpu.generation.text import Prompts, TextStream
+from lorawgpu.generation.text import Prompts, TextStream, template_for
 from lorawgpu.model.adapter import read_adapter
 from lorawgpu.model.loader import open_checkpoint
 
@@ -63,13 +64,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def llm(folder, device, kernels):
     checkpoint = open_checkpoint(folder)
-    return LoadedModel(device, checkpoint, read_adapter(CASE / "adapter_init", checkpoint.config), kernels)
+    return LoadedModel(device, checkpoint, read_adapter(CASE / "adapter_init", checkpoint.config), kernels=kernels)
 
 
 @pytest.fixture
 def run(llm, folder, monkeypatch, capsys):
     """Runs the command on a model that is loaded already: (exit code, stdout, stderr)."""
-    monkeypatch.setattr(command, "load", lambda model, adapter, device: llm)
+    monkeypatch.setattr(command, "load", lambda *what: llm)
 
     def call(*args, adapter=True, typed=None):
         if typed is not None:
@@ -185,6 +186,21 @@ def test_the_blank_of_a_generation_prompt_is_the_answers():
     tokenizer = byte_tokenizer()
     prompts = Prompts(tokenizer, ChatTemplate(BUILT_IN["bitnet"], tokenizer.special_tokens))
     assert tokenizer.decode(prompts.chat([{"role": "user", "content": "hi"}])).endswith("Assistant:")
+
+
+def test_the_template_of_the_run_comes_before_the_models(tmp_path):
+    tokenizer = byte_tokenizer()
+    run, adapter = tmp_path / "run", tmp_path / "run" / "checkpoint-3"
+    adapter.mkdir(parents=True)
+    assert template_for(tokenizer) is None and template_for(tokenizer, adapter) is None
+    config = {"base_model": str(CASE), "datasets": [{"path": str(CASE)}], "chat_template": "chatml", "max_steps": 1}
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(run)}))
+    assert template_for(tokenizer, adapter).source == template_for(tokenizer, run).source == BUILT_IN["chatml"]
+    (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert template_for(tokenizer, adapter).source == "{{ messages[0].content }}"
+    assert template_for(tokenizer, adapter, "bitnet").source == BUILT_IN["bitnet"]
+    with pytest.raises(UserError, match="neither a template nor a file"):
+        template_for(tokenizer, given="chatlm")
 
 
 def test_without_a_template_there_is_no_chat():

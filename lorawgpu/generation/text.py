@@ -1,13 +1,37 @@
 """Between text and ids: prompts as the model is asked them, and answers that appear character by character."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from ..data.chat import ChatTemplate, TemplateFailed
+from ..config import load_config
+from ..data.chat import ChatTemplate, TemplateFailed, resolve_template
+from ..data.templates import BUILT_IN
 from ..data.tokenizer import Tokenizer
 from ..errors import UserError
 
 MARK = "\ue000"  # a private character: no template changes it
 CUT = "\ufffd"  # what bytes decode to that end inside a character
+TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "config.yaml"
+
+
+def template_for(tokenizer: Tokenizer, adapter: Path | None = None, given: str | None = None) -> ChatTemplate | None:
+    """The template to ask with: `given` (a built-in's name, a file or the text), else what the adapter was trained
+    with (its folder's chat_template.jinja, or the config of its run), else the model's own."""
+    name, jinja = (given, None) if given in BUILT_IN else (None, given)
+    if given is None and adapter is not None:
+        name, jinja = _of_run(adapter)
+    return resolve_template(name, jinja, tokenizer.chat_template, tokenizer.special_tokens)
+
+
+def _of_run(adapter: Path) -> tuple[str | None, str | None]:
+    """Name or text of the template of the run that made an adapter, or whose checkpoint it is."""
+    if (adapter / TEMPLATE_FILE).is_file():
+        return None, str(adapter / TEMPLATE_FILE)
+    for folder in (adapter, adapter.parent):
+        if (folder / CONFIG_FILE).is_file():
+            config = load_config(folder / CONFIG_FILE)
+            return config.chat_template, config.chat_template_jinja
+    return None, None
 
 
 class Prompts:
@@ -33,7 +57,7 @@ class Prompts:
         the beginning of the answer's first word.
         """
         if self.template is None:
-            raise UserError("this model has no chat template: ask with --raw, or name a template")
+            raise UserError("this model has no chat template: ask with --raw, or name one with --chat-template")
         return self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True).rstrip(" "))
 
     def turn_end(self) -> int | None:
