@@ -6,6 +6,7 @@ print(llm.generate("What is a llama?"))
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from .gpu.tensor import padded
 from .model.adapter import read_adapter
 from .model.adapter_layout import AdapterLayout
 from .model.context import AdapterBuffers
-from .model.layers import load_model
+from .model.layers import Model, load_model
 from .model.loader import Checkpoint, open_checkpoint
 from .ops.matvec import MAX_ROWS
 
@@ -73,7 +74,7 @@ class LoadedModel:
         """adapter: (LoraConfig, tensors by PEFT name), as `model.adapter.read_adapter` returns; template: the
         adapter's folder and the template given, as `generation.text.template_for` takes them."""
         self.device, self.checkpoint, self.config = device, checkpoint, checkpoint.config
-        self.kernels, self.model = kernels or KernelCache(device), load_model(device, checkpoint)
+        self.kernels = kernels or KernelCache(device)
         self.layout, self.tensors, self.buffers = None, None, None
         if adapter:
             lora, self.tensors = adapter
@@ -83,6 +84,11 @@ class LoadedModel:
         self._template, self._prompts = template, None
         self._decoders: dict[bool, Decoder] = {}
         self._engine: Engine | None = None
+
+    @cached_property
+    def model(self) -> Model:
+        """The weights on the device, uploaded when they are first needed: a wrong prompt is told before that."""
+        return load_model(self.device, self.checkpoint)
 
     @property
     def prompts(self) -> Prompts:

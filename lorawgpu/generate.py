@@ -94,8 +94,7 @@ def answer_one(llm: LoadedModel, args: Namespace, options: dict) -> None:
         show(llm, prompt, options | {"use_adapter": use})
 
 
-def answer_all(llm: LoadedModel, args: Namespace, options: dict) -> None:
-    prompts = read_prompts(args.prompts)
+def answer_all(llm: LoadedModel, args: Namespace, prompts: list[str], options: dict) -> None:
     asked = [turns(args.system, p) for p in prompts]
     columns = {"text": llm.generate(asked, **options)}
     if args.compare:
@@ -140,13 +139,16 @@ def read_turn() -> str:
 def run(argv: list[str]) -> None:
     args = parse(argv)
     sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
+    prompts = read_prompts(args.prompts) if args.prompts else []
     with device_errors():
         llm = load(args.model, args.adapter, args.device, args.chat_template)
         options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}
         if args.chat:
             chat(llm, args, options)
+        elif args.prompts:
+            answer_all(llm, args, prompts, options | {"raw": args.raw})
         else:
-            (answer_all if args.prompts else answer_one)(llm, args, options | {"raw": args.raw})
+            answer_one(llm, args, options | {"raw": args.raw})
 
 
 main = main_of(run)
