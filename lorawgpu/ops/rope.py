@@ -1,4 +1,4 @@
-"""Rotary embedding of q and k, and the way of k and v into the cache. Equations and layout: shaders/rope.wgsl."""
+"""Rotary embedding of q and k, and the way of k and v into the cache. Equations and layout: shaders/rope.wgsl.j2."""
 
 import numpy as np
 
@@ -43,14 +43,21 @@ def rope_backward(plan, dqkv, dq, dk, dv, position, slot, table, *, rows, n_head
     _record(plan, "backward", params, params["ld"], table, position=position, slot=slot, dq=dq, dk=dk, dv=dv, dqkv=dqkv)
 
 
+SIZES = ("ld", "Q", "KV", "k_off", "v_off", "ldq", "ldkv")
+
+
 def _record(plan, entry, params, columns, table, **tensors):
-    blocks = -(-columns // WG)
+    half = table.shape[1] // 2
+    wide = all(n % 4 == 0 for n in (half, *(params[name] for name in SIZES)))
+    unit = 4 if wide else 1
+    blocks = -(-columns // (unit * WG))
     plan.record(
         "rope",
         entry,
         fold(params["rows"] * blocks),
-        params=params | {"blocks": blocks},
-        overrides={"HALF": table.shape[1] // 2},
+        params=params | {name: params[name] // unit for name in SIZES} | {"blocks": blocks},
+        overrides={"HALF": half // unit},
+        template={"element": "vec4<f32>" if wide else "f32"},
         table=table,
         **tensors,
     )
