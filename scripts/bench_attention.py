@@ -17,21 +17,14 @@ from lorawgpu.reference import attention as reference
 
 CANDIDATES = {
     128: {
-        "forward": [Tile(8, 16, 8, 4, 4, 1), Tile(8, 16, 8, 4, 4, 2), Tile(8, 16, 8, 4, 4, 4),
-                    Tile(8, 16, 8, 8, 4, 1), Tile(8, 16, 8, 8, 4, 2), Tile(16, 16, 4, 4, 4, 2),
-                    Tile(16, 16, 4, 8, 4, 2), Tile(8, 16, 4, 8, 4, 2)],
-        "dq": [Tile(8, 16, 8, 4, 4, 1), Tile(8, 16, 8, 4, 4, 2), Tile(8, 16, 8, 4, 4, 4), Tile(16, 16, 4, 4, 4, 2),
-               Tile(8, 16, 4, 8, 4, 2), Tile(8, 16, 4, 4, 4, 2)],
-        "dkv": [Tile(8, 16, 4, 4, 4, 2), Tile(8, 16, 4, 4, 4, 4), Tile(16, 16, 4, 4, 4, 2), Tile(8, 16, 4, 8, 4, 1),
-                Tile(8, 16, 4, 8, 4, 2), Tile(16, 16, 4, 8, 4, 2), Tile(8, 16, 8, 4, 4, 1), Tile(8, 16, 8, 4, 4, 2)],
+        "forward": [Tile(8, 16, 8, 4, 4), Tile(4, 16, 8, 4, 4), Tile(8, 16, 4, 8, 4), Tile(8, 16, 8, 8, 4)],
+        "dq": [Tile(8, 16, 8, 4, 4), Tile(4, 16, 8, 4, 4), Tile(8, 16, 4, 4, 4), Tile(8, 16, 4, 8, 4)],
+        "dkv": [Tile(8, 16, 4, 8, 4), Tile(4, 16, 4, 8, 4), Tile(8, 16, 4, 4, 4), Tile(4, 16, 8, 4, 4)],
     },
     64: {
-        "forward": [Tile(16, 8, 8, 8, 4, 1), Tile(16, 8, 8, 8, 4, 2), Tile(8, 8, 8, 8, 4, 2), Tile(8, 16, 8, 4, 4, 2),
-                    Tile(16, 8, 4, 8, 4, 2)],
-        "dq": [Tile(16, 8, 8, 4, 4, 2), Tile(16, 8, 8, 8, 4, 1), Tile(16, 8, 8, 8, 4, 2), Tile(8, 16, 8, 4, 4, 2),
-               Tile(16, 8, 4, 8, 4, 2)],
-        "dkv": [Tile(16, 8, 4, 8, 4, 2), Tile(16, 8, 8, 4, 4, 1), Tile(16, 8, 8, 4, 4, 2), Tile(8, 16, 8, 4, 4, 2),
-                Tile(16, 8, 4, 4, 4, 2), Tile(16, 16, 4, 4, 4, 2)],
+        "forward": [Tile(8, 8, 8, 8, 4), Tile(16, 8, 8, 8, 4), Tile(8, 8, 8, 4, 4), Tile(8, 16, 8, 4, 4)],
+        "dq": [Tile(8, 8, 8, 4, 4), Tile(16, 8, 8, 4, 4), Tile(8, 8, 8, 8, 4), Tile(8, 8, 4, 8, 4)],
+        "dkv": [Tile(8, 8, 8, 4, 4), Tile(16, 8, 4, 8, 4), Tile(8, 8, 4, 8, 4), Tile(8, 16, 8, 4, 4)],
     },
 }
 NEEDED = {"forward": 4, "backward": 10, "both": 14}
@@ -91,7 +84,7 @@ class Bench:
             attention_backward(plan, g["dq"], g["dk"], g["dv"], g["dout"], g["out"], g["lse"], *common,
                                g["segment_end"], **options)
         for r in plan.sections["backward"]:
-            name = r.label.removeprefix("attention_").removeprefix("flash:backward_").split(":")[0]
+            name = r.label.split(":")[0].removeprefix("attention_").removeprefix("flash_")
             plan.sections.setdefault(name, []).append(r)
         return plan
 
@@ -139,7 +132,7 @@ def sweep(bench):
     """Every candidate, those that unroll most (and compile longest) last."""
     table = CANDIDATES[64 if bench.args.head_dim <= 64 else 128]
     pairs = [(kernel, tile) for kernel, tiles in table.items() for tile in tiles]
-    for kernel, tile in sorted(pairs, key=lambda p: p[1].rt * p[1].ct * p[1].step):
+    for kernel, tile in sorted(pairs, key=lambda p: p[1].rt * p[1].ct):
         saved, attention_flash.TILES[kernel] = attention_flash.TILES[kernel], {256: tile}
         try:
             try_tile(bench, kernel, tile)
