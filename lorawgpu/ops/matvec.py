@@ -9,7 +9,7 @@ from .matmul import NEVER, NO_LORA
 
 MAX_ROWS = 8  # sums of all rows and lanes fill WebGPU's 16 KiB of workgroup memory
 LANES = 128  # of a workgroup
-UNROLL = 8  # loads that a lane has in flight, at most
+UNROLL = 8  # steps that a lane unrolls to have loads in flight, at most; fewer with more rows, which add their own
 MANY_LANES = 1 << 17
 INPUT_LANES = 256
 SPLITS_AHEAD = 8  # parts of the attention that a lane loads at once
@@ -63,7 +63,7 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         "rows": rows,
         "wg": LANES,
         "team": team,
-        "unroll": unroll_of(-(-terms // team), UNROLL if int8 else UNROLL // 2),
+        "unroll": unroll_of(-(-terms // team), max(2, (UNROLL if int8 else UNROLL // 2) // rows)),
         "arith": "int8" if int8 else "f32",
         "store": "ternary_int8" if int8 else weight.store,
         "lora": lora is not None,
