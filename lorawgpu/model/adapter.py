@@ -101,18 +101,18 @@ def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[
     path = folder / WEIGHTS_FILE
     if not path.exists() and (folder / "adapter_model.bin").exists():
         raise UserError(f"{folder}: adapter_model.bin is a pickle, which can run code; save it as {WEIGHTS_FILE}")
-    tensors = _read_tensors(path)
-    modules = dict.fromkeys(_KEY.fullmatch(name)["module"] for name in tensors)
-    lora = read_lora_config(folder / CONFIG_FILE, list(modules))
+    file = SafetensorsFile(path)
+    modules = dict.fromkeys(match["module"] for name in file.entries if (match := _KEY.fullmatch(name)))
+    lora = read_lora_config(folder / CONFIG_FILE, list(modules))  # first: it has the names of what tensors only hint at
+    tensors = _read_tensors(file)
     if model is not None:
         shapes = _checked_shapes(path, lora, tensors, model)
         tensors = {name: tensors[name] for name in shapes}
     return lora, tensors
 
 
-def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    file = SafetensorsFile(path)
-    tensors = {}
+def _read_tensors(file: SafetensorsFile) -> dict[str, np.ndarray]:
+    path, tensors = file.path, {}
     for name, entry in file.entries.items():
         if not _KEY.fullmatch(name):
             raise UserError(f"{path}: {brief(name)} is no LoRA tensor of a linear; such tensors are not supported")
