@@ -36,7 +36,8 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--max-new-tokens", metavar="N", type=int, default=MAX_NEW_TOKENS)
     for field in fields(Sampling):
         option, usage = f"--{field.name.replace('_', '-')}", f"{USAGE[field.name]} (default {field.default})"
-        parser.add_argument(option, type=field.type, default=field.default, help=usage)
+        metavar = "N" if field.type is int else "X"
+        parser.add_argument(option, metavar=metavar, type=field.type, default=field.default, help=usage)
     usage = f"a Jinja file or one of {', '.join(BUILT_IN)} (default: the adapter's, else the model's)"
     parser.add_argument("--chat-template", metavar="T", help=usage)
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
