@@ -6,11 +6,13 @@ from pathlib import Path
 
 import jinja2
 import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from lorawgpu.data.sandbox import Budget, Sandbox
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.errors import UserError
 
+MAX_TEMPLATE = 1 << 16  # characters; published ones have up to some ten thousand
+MAX_MESSAGE = 500  # characters of what a template says when it raises
 REASONING = ("reasoning_content", "thinking", "reasoning")  # keys under which a message's thoughts are published
 
 
@@ -28,10 +30,16 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: dict, now: datetime | None = None):
         self.source, self.special_tokens = source, dict(special_tokens)
         self.now = datetime.now() if now is None else now
+        if len(source) > MAX_TEMPLATE:
+            raise UserError(f"the chat template has {len(source):,} characters; wanted at most {MAX_TEMPLATE:,}")
         try:
-            self._template = _environment(self.now).from_string(source)
+            with Budget(source):
+                self._template = _environment(self.now).from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"the chat template is not valid jinja2: line {error.lineno}: {error.message}") from None
+            why = f"line {error.lineno}: {_cut(error.message)}"
+            raise UserError(f"the chat template is not valid jinja2: {why}") from None
+        except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:  # Python's own compiler
+            raise UserError(f"the chat template cannot be compiled: {_cut(error) or 'nested too deeply'}") from None
 
     def __reduce__(self):  # compiled templates do not pickle; worker processes compile their own
         return ChatTemplate, (self.source, self.special_tokens, self.now)
@@ -39,15 +47,16 @@ class ChatTemplate:
     def render(self, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = False) -> str:
         """The conversation as one text. TemplateFailed with the template's own words when it refuses."""
         try:
-            return self._template.render(
-                **self.special_tokens,
-                messages=[_plain(m) for m in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            with Budget(messages, tools, self.source):
+                return self._template.render(
+                    **self.special_tokens,
+                    messages=[_plain(m) for m in messages],
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                )
         except Exception as error:  # a template is foreign code: it can raise anything
-            raise TemplateFailed(f"the chat template refuses the conversation: {error}") from None
+            raise TemplateFailed(f"the chat template refuses the conversation: {_cut(error)}") from None
 
 
 def resolve_template(name: str | None, jinja: str | None, own: str | None, special_tokens: dict) -> ChatTemplate | None:
@@ -66,11 +75,14 @@ def resolve_template(name: str | None, jinja: str | None, own: str | None, speci
     return None if own is None else ChatTemplate(own, special_tokens)
 
 
-def _environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    env.filters["tojson"] = _tojson
+def _cut(error: object) -> str:
+    text = str(error)
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
+
+
+def _environment(now: datetime) -> Sandbox:
+    extensions = [_Generation, jinja2.ext.loopcontrols]
+    env = Sandbox({"tojson": _tojson}, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     env.globals["raise_exception"] = _raise
     env.globals["strftime_now"] = now.strftime
     return env
