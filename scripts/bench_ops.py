@@ -46,7 +46,7 @@ fn dot_loop(@builtin(global_invocation_id) id: vec3<u32>) {
 """
 
 
-def seconds(device, run, budget=0.5):
+def seconds(device, run, budget=0.25):
     """Median seconds of one `run`, from batches long enough to hide the wait."""
     run()
     device.wait()

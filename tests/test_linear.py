@@ -11,7 +11,7 @@ from tiny_model import random_adapter, tiny_config
 
 from lorawgpu.gpu import Workspace, padded
 from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
-from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.model.tensors import Dense, Ternary
 from lorawgpu.model.weights import dense_weight, ternary_weight
 from lorawgpu.ops.dropout import MODULES, dropout_add, dropout_forward
@@ -54,9 +54,10 @@ def step_of(device):
 class Projection:
     """One fused projection of a layer: its weights on the host, its adapters in flat buffers, `rows` of input."""
 
-    def __init__(self, plan, lora, group, rows, ternary=False, binding=None):
+    def __init__(self, plan, lora, group, rows, ternary=False, binding=None, **sizes):
         self.plan, self.device, self.rows = plan, plan.device, rows
-        config = tiny_config(hidden_size=123, intermediate_size=200, num_attention_heads=6, num_key_value_heads=2)
+        odd = {"hidden_size": 123, "intermediate_size": 200, "num_attention_heads": 6, "num_key_value_heads": 2}
+        config = tiny_config(**odd | sizes)
         layout = AdapterLayout(lora, config)
         self.group, self.lora, self.size = layout.groups[LAYER, group], lora, layout.size
         shapes = config.linear_shapes()
@@ -176,6 +177,18 @@ def test_backward(plan, case, ternary, p):
 def test_long_reductions_are_split(plan, p):
     """Over 1024 rows dA and dB are sums of partial sums."""
     check_backward(Projection(plan, QKV, "qkv", rows=1100), p)
+
+
+@pytest.mark.parametrize("group", ["qkv", "gate_up"])
+@pytest.mark.parametrize("rows", [36, 520])
+def test_linears_of_even_widths_share_their_products(plan, group, rows):
+    """Widths of whole tiles: dh and dB of all linears of the group come from one product each."""
+    sizes = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 384}
+    t = Projection(plan, LoraConfig(6, 9, LINEAR_MODULES), group, rows, **sizes)
+    check_backward(t, 0.0)
+    labels = [r.label for r in plan.sections["lab"]]
+    assert sum("lora_dh/matmul" in label for label in labels) == 1
+    assert sum("lora_dB/matmul" in label for label in labels) == 1
 
 
 def check_backward(t, p):

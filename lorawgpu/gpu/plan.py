@@ -12,6 +12,7 @@ from .tensor import Tensor
 
 SLOT = 256  # uniform offset alignment
 UNIFORMS = 64 << 10  # bytes of one uniform buffer
+RECORDS_PER_SUBMIT = 256  # the GPU starts on the first while Python encodes the rest
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,23 @@ class Plan:
         self.record("clear", "main", (x, -(-groups // x)), params={"count": count, "stride": x * 256}, out=tensor)
 
     def run(self, *names: str):
-        """Replay sections in order, in as few submits as `flops_per_submit` allows."""
+        """Replay sections in order, in as few submits as `flops_per_submit` and RECORDS_PER_SUBMIT allow."""
         encoder = compute = None
-        pending = 0.0
+        pending, count = 0.0, 0
         for name in names:
             for r in self.sections[name]:
-                if compute is not None and pending + r.flops > self.flops_per_submit:
+                full = pending + r.flops > self.flops_per_submit or count >= RECORDS_PER_SUBMIT
+                if compute is not None and full:
                     compute.end()
                     self.device.queue.submit([encoder.finish()])
                     compute = None
                 if compute is None:
                     encoder = self.device.wgpu.create_command_encoder()
-                    compute, pending = encoder.begin_compute_pass(), 0.0
+                    compute, pending, count = encoder.begin_compute_pass(), 0.0, 0
                 compute.set_pipeline(r.pipeline)
                 compute.set_bind_group(0, r.group)
                 compute.dispatch_workgroups(*r.grid)
-                pending += r.flops
+                pending, count = pending + r.flops, count + 1
         if compute is not None:
             compute.end()
             self.device.queue.submit([encoder.finish()])

@@ -72,6 +72,11 @@ class GroupLayout:
         """All A of the group as one matrix [rank, in]."""
         return flat.view(self.paths[0].a.start, (self.rank, self.paths[0].a.stored[1]), f"lora_A {self.group}")
 
+    def b_all(self, flat: Tensor) -> Tensor:
+        """All B of a group whose linears all have an adapter of one rank, as one matrix [fused output, rank]."""
+        first = self.paths[0].b
+        return flat.view(first.start, (self.columns[-1], first.stored[1]), f"lora_B {self.group}")
+
 
 class AdapterLayout:
     """The offset table of an adapter: `slots` by PEFT name, `groups` by (layer, group), `size` in elements."""

@@ -7,7 +7,7 @@ from .adapter_layout import GROUPS
 
 
 def take_h(c, layer) -> dict:
-    """Buffers of a layer's adapters: group name -> [rows, rank]. Layers differ in which they have and in their ranks."""
+    """Buffers of a layer's adapters: group name -> [rows, rank]. Layers differ in them."""
     return {name: c.keep(g.rank, f"h {name}") for name in GROUPS if (g := c.group(layer, name))}
 
 

@@ -4,16 +4,20 @@ The adapter's scale is folded into both skinny products (h = scale d(x) A^T and 
 follows uses h and dh as they are: y += h B^T, dB += dy^T h, dA += dh^T d(x), dx += dh A.
 """
 
+from math import gcd
+
 from ..gpu.tensor import padded
 from .dropout import dropout_add, dropout_forward
-from .matmul import LowRank, Segments, matmul, sum_splits
+from .matmul import DEPTH, LowRank, Segments, matmul, sum_splits, workgroups
 
 SPLIT_TERMS = 128  # terms of a long reduction that one workgroup sums before the partial sums are added in order
-HEAD_SPLIT_TERMS = 16384  # the same for the gradient through a head: few rows, a vocabulary of terms
+MAX_SPLITS = 32
+SEGMENT_ALIGN = 64  # rows of a skinny tile: a tile must not straddle two linears
+SPREAD = 800  # workgroups that a gradient is spread over, by splitting its reduction, when it has few rows
 
 
 def _splits(terms: int) -> int:
-    return max(1, min(32, terms // SPLIT_TERMS))
+    return max(1, min(MAX_SPLITS, terms // SPLIT_TERMS))
 
 
 def _split_matmul(plan, work, out, a, b, *, m, n, k, o_off=0, accumulate=False, splits=1, **kwargs):
@@ -69,13 +73,10 @@ def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
     for i, part in enumerate(weight.parts):
         segments, _ = _in_part(part, weight, None)
         terms = part.stop - part.start
-        if splits := terms // HEAD_SPLIT_TERMS if lora is None else 0:
-            _split_matmul(plan, work, dx, dy, part.tensor, m=rows, n=weight.columns, k=terms, store=weight.store,
-                          b_layout="kn", ldb=weight.stride, a_off=part.start, accumulate=i > 0, segments=segments,
-                          splits=splits)
-            continue
-        matmul(plan, dx, dy, part.tensor, m=rows, n=weight.columns, k=terms, store=weight.store, b_layout="kn",
-               ldb=weight.stride, a_off=part.start, accumulate=i > 0, lora=None if i else lora, segments=segments)
+        splits = max(1, min(-(-SPREAD // workgroups(rows, weight.columns)), terms // (2 * SPLIT_TERMS)))
+        _split_matmul(plan, work, dx, dy, part.tensor, m=rows, n=weight.columns, k=terms, store=weight.store,
+                      b_layout="kn", ldb=weight.stride, a_off=part.start, accumulate=i > 0, lora=None if i else lora,
+                      segments=segments, splits=splits)
 
 
 def lora_h(work, group, rows):
@@ -148,57 +149,63 @@ def lora_back(group, dh, params):
 def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width, step=None, p=0.0):
     """dh [rows, rank] = scale dy B; grads: dB += dy^T h, dA += dh^T d(x). dy [rows, fused output], x [rows, width]."""
     terms = {"a_layout": "col", "b_layout": "kn", "accumulate": True, "splits": _splits(rows)}
-    for path in group.paths:
-        b_shape = path.b.stored
-        with plan.scope("lora_dh"):
-            _split_matmul(
-                plan,
-                work,
-                dh,
-                dy,
-                params.view(path.b.start, b_shape),
-                m=rows,
-                n=path.rank,
-                k=path.width,
-                b_layout="kn",
-                a_off=path.column,
-                o_off=path.h,
-                alpha=path.scale,
-                splits=_splits(path.width),
-            )
-        with plan.scope("lora_dB"):
-            _split_matmul(
-                plan,
-                work,
-                grads.view(path.b.start, b_shape),
-                dy,
-                h,
-                m=path.width,
-                n=path.rank,
-                k=rows,
-                a_off=path.column,
-                b_off=path.h,
-                **terms,
-            )
+    if span := _common_span(group):
+        _dh_fused(plan, work, dh, dy, group, params, rows, span)
+        _dB_fused(plan, work, dy, h, group, grads, rows, terms)
+    else:
+        _dh_dB_by_path(plan, work, dh, dy, h, group, params, grads, rows, terms)
     columns = group.paths[0].a.stored[1]
     with plan.scope("lora_dA"):
         if p == 0.0:
-            return _split_matmul(plan, work, group.a_all(grads), dh, x, m=group.rank, n=columns, k=rows, **terms)
+            _split_matmul(plan, work, group.a_all(grads), dh, x, m=group.rank, n=columns, k=rows, **terms)
+            return
         for path in group.paths:
             source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
-            _split_matmul(
-                plan,
-                work,
-                grads.view(path.a.start, path.a.stored),
-                dh,
-                source,
-                m=path.rank,
-                n=columns,
-                k=rows,
-                a_off=path.h,
-                **terms,
-            )
+            _split_matmul(plan, work, grads.view(path.a.start, path.a.stored), dh, source, m=path.rank, n=columns,
+                          k=rows, a_off=path.h, **terms)
             work.give(source)
+
+
+def _common_span(group) -> int:
+    """Columns of a fused output that one workgroup can reduce for any of its linears: a divisor of all their widths,
+    SPLIT_TERMS or a few times that. 0 where their adapters cannot be served by one product."""
+    paths = group.paths
+    common = gcd(*(p.width for p in paths))
+    alike = len(paths) == len(group.columns) and len({p.rank for p in paths}) == 1 and _same_scale(group)
+    if not alike or common % SEGMENT_ALIGN:
+        return 0
+    few = max(SPLIT_TERMS, group.columns[-1] // MAX_SPLITS)
+    return next(common // n for n in range(max(1, common // few), 0, -1) if common % (n * DEPTH) == 0)
+
+
+def _dh_fused(plan, work, dh, dy, group, params, rows, span):
+    """dh of all linears of a group in one product over their columns: each split lies within one linear."""
+    rank, ends = group.paths[0].rank, tuple(end // span for end in group.columns)
+    with plan.scope("lora_dh"):
+        parts = work.take((ends[-1], rows, rank), label="split sums")
+        matmul(plan, parts, dy, group.b_all(params), m=rows, n=rank, k=group.columns[-1], b_layout="kn",
+               alpha=group.paths[0].scale, splits=ends[-1])
+        sum_splits(plan, dh, parts, accumulate=False, ends=ends)
+        work.give(parts)
+
+
+def _dB_fused(plan, work, dy, h, group, grads, rows, terms):
+    """dB of all linears of a group in one product: the rows of each meet their own columns of h."""
+    rank, segments = group.paths[0].rank, Segments(group.columns, (1.0,) * len(group.columns))
+    with plan.scope("lora_dB"):
+        _split_matmul(plan, work, group.b_all(grads), dy, h, m=group.columns[-1], n=rank, k=rows, shift=rank,
+                      segments=segments, tile="skinny", **terms)
+
+
+def _dh_dB_by_path(plan, work, dh, dy, h, group, params, grads, rows, terms):
+    for path in group.paths:
+        b_shape = path.b.stored
+        with plan.scope("lora_dh"):
+            _split_matmul(plan, work, dh, dy, params.view(path.b.start, b_shape), m=rows, n=path.rank, k=path.width,
+                          b_layout="kn", a_off=path.column, o_off=path.h, alpha=path.scale, splits=_splits(path.width))
+        with plan.scope("lora_dB"):
+            _split_matmul(plan, work, grads.view(path.b.start, b_shape), dy, h, m=path.width, n=path.rank, k=rows,
+                          a_off=path.column, b_off=path.h, **terms)
 
 
 def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p):

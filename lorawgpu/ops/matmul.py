@@ -9,11 +9,13 @@ TILES = {
     "large": (128, 128, 8, 8),
     "medium": (64, 64, 8, 8),
     "small": (64, 64, 4, 4),
+    "low": (32, 64, 4, 4),
     "skinny": (64, 16, 4, 4),
     "flat": (16, 64, 4, 4),
 }
-BUSY = 128  # workgroups that keep a large GPU busy
+BUSY = 512  # workgroups of medium tiles that keep a large GPU busy
 DEPTH = 16  # BK: 16 x (128 + 128) floats fill WebGPU's 16 KiB of workgroup memory
+BLOCKED_TERMS = 256  # sums up to this long are taken in blocks of DEPTH; real models have none
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
 
 
@@ -57,18 +59,26 @@ NO_LORA = {"ldh4": 0, **{f"{n}{i}": 0 for n in "rhl" for i in range(3)}}
 ONE_SEGMENT = Segments((NEVER,), (1.0,))
 
 
-def choose_tile(m: int, n: int, decoded: bool = False) -> str:
+def choose_tile(m: int, n: int, kind: str = "f32") -> str:
     """The tile of a product, by its shape alone: never timed, so that a run is the same on every machine.
 
-    `decoded`: B is ternary and becomes floats in the tile load, which a larger tile does less often.
+    kind: "f32", "int8", or "decoded" where B is ternary and becomes floats in the tile load, which a larger tile does
+    less often. All tiles of a kind give the same bits.
     """
     if n <= 48:
         return "skinny"
     if m <= 48:
         return "flat"
-    if decoded and -(-m // 128) * -(-n // 128) >= BUSY:
+    if kind == "decoded" and -(-m // 128) * -(-n // 128) >= BUSY // 4:
         return "large"
-    return "medium" if -(-m // 64) * -(-n // 64) >= BUSY else "small"
+    if workgroups(m, n) >= BUSY:
+        return "medium"
+    return "low" if kind == "int8" else "small"
+
+
+def workgroups(m: int, n: int) -> int:
+    """Workgroups of a product in medium tiles."""
+    return -(-m // 64) * -(-n // 64)
 
 
 def matmul(
@@ -94,13 +104,16 @@ def matmul(
     residual=None,
     accumulate=False,
     alpha=1.0,
+    shift=0,
     splits=1,
     tile=None,
 ):
     """out[m, o_off : o_off+n] = alpha * A . B, plus what is asked for.
 
     m rows, n columns and k terms as stored (n and k padded to 4); lda, ldb, offsets in elements (default: last axis).
-    With qscale [m, 2] the product is int8 x ternary. With splits > 1 `out` is [splits, m, n]: see `sum_splits`.
+    `shift`: rows of A in the s-th of `segments` meet columns [s * shift, ..) of B ("kn").
+    With qscale [m, 2] the product is int8 x ternary. With splits > 1 `out` is [splits, m, n], the first
+    slab with the low-rank term: see `sum_splits`.
     ValueError when a size is not a multiple of 4 or the splits have no slabs.
     """
     int8 = qscale is not None
@@ -109,11 +122,11 @@ def matmul(
         raise ValueError(
             f"matmul {out.label}: n, k, strides and offsets must be multiples of 4, got {(n, k, lda, ldb, ldo)}"
         )
-    if splits > 1 and (out.shape != (splits, m, n) or lora or residual or accumulate):
+    if splits > 1 and (out.shape != (splits, m, n) or residual or accumulate):
         raise ValueError(
-            f"matmul {out.label}: {splits} splits want out [{splits}, {m}, {n}] and no epilogue, got {out.shape}"
+            f"matmul {out.label}: {splits} splits want out [{splits}, {m}, {n}] and nothing to add to, got {out.shape}"
         )
-    bm, bn, tm, tn = TILES[tile or choose_tile(m, n, store == "ternary" and not int8)]
+    bm, bn, tm, tn = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if store == "ternary" else "f32")]
     store = "ternary_int8" if int8 else store
     depth = k // 4 if int8 else k  # int8 counts words of four
     span = -(-depth // (splits * DEPTH)) * DEPTH
@@ -129,6 +142,7 @@ def matmul(
         "ldo4": ldo // 4,
         "o_off4": o_off // 4,
         "slab4": m * n // 4,
+        "shift4": shift // 4,
         "alpha": alpha,
         **(segments or ONE_SEGMENT).params(),
         **(lora.params() if lora else NO_LORA),
@@ -154,6 +168,8 @@ def matmul(
         "residual": residual is not None,
         "accumulate": accumulate,
         "scaled": store in ("ternary", "ternary_int8"),
+        "shifted": shift > 0,
+        "blocked": k <= BLOCKED_TERMS,
         "unroll": not plan.device.is_cpu,  # a software adapter compiles for seconds what it runs no faster
     }
     plan.record(
@@ -167,24 +183,26 @@ def matmul(
     )
 
 
-def sum_splits(plan, out, parts, *, accumulate, o_off=0):
-    """out[:, o_off : o_off+n] (+)= the sum of parts [splits, m, n] over splits, in order."""
+def sum_splits(plan, out, parts, *, accumulate, o_off=0, ends=None):
+    """out[:, o_off : o_off+n] (+)= the sum of parts [splits, m, n] over splits, in order.
+
+    With `ends` (at most three, the last one splits) the splits fall into groups, and each group's sum goes n columns
+    further right.
+    """
     splits, m, n = parts.shape
-    groups = -(-m * n // 4 // 64)
+    ends = ends or (splits,)
+    columns = len(ends) * n // 4
+    groups = -(-m * columns // 64)
     x = min(groups, 32768)
-    plan.record(
-        "sum_splits",
-        "main",
-        (x, -(-groups // x)),
-        overrides={"ACCUMULATE": accumulate},
-        params={
-            "count4": m * n // 4,
-            "splits": splits,
-            "n4": n // 4,
-            "ldo4": out.shape[-1] // 4,
-            "o_off4": o_off // 4,
-            "stride": x * 64,
-        },
-        parts=parts,
-        out=out,
-    )
+    params = {
+        "count4": m * columns,
+        "slab4": m * n // 4,
+        "n4": n // 4,
+        "columns4": columns,
+        "ldo4": out.shape[-1] // 4,
+        "o_off4": o_off // 4,
+        "stride": x * 64,
+        **{f"end{i}": (*ends, splits, splits)[i] for i in range(3)},
+    }
+    grid = (x, -(-groups // x))
+    plan.record("sum_splits", "main", grid, overrides={"ACCUMULATE": accumulate}, params=params, parts=parts, out=out)

@@ -1,8 +1,11 @@
-// out[m, o_off + n] (+)= sum over z of parts[z, m, n], z ascending. parts: (splits, M, N), out: (M, ldo).
-// Grid: (x, y) workgroups of 64, stride = 64 x; one vec4 a lane.
+// out[m, s n + c] (+)= sum over the splits z of group s, ascending, of parts[z, m, c].
+// parts: (splits, M, n), groups of splits end at end0, end1, end2; out: (M, ldo).
+// Grid: (x, y) workgroups of 64, stride = 64 x; one vec4 of out a lane.
 override ACCUMULATE: bool = false;
 
-struct Params { count4: u32, splits: u32, n4: u32, ldo4: u32, o_off4: u32, stride: u32 }
+struct Params {
+    count4: u32, slab4: u32, n4: u32, columns4: u32, ldo4: u32, o_off4: u32, stride: u32, end0: u32, end1: u32, end2: u32,
+}
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> parts: array<vec4<f32>>;
@@ -12,8 +15,14 @@ struct Params { count4: u32, splits: u32, n4: u32, ldo4: u32, o_off4: u32, strid
 fn main(@builtin(global_invocation_id) gid: vec3<u32>) {
     let i = gid.y * params.stride + gid.x;
     if (i >= params.count4) { return; }
-    var sum = parts[i];
-    for (var z = 1u; z < params.splits; z += 1u) { sum += parts[z * params.count4 + i]; }
-    let o = i / params.n4 * params.ldo4 + params.o_off4 + i % params.n4;
+    let m = i / params.columns4;
+    let column = i % params.columns4;
+    let group = column / params.n4;
+    let first = select(select(params.end1, params.end0, group == 1u), 0u, group == 0u);
+    let last = select(select(params.end2, params.end1, group == 1u), params.end0, group == 0u);
+    let at = m * params.n4 + column % params.n4;
+    var sum = vec4(0.0);
+    for (var z = first; z < last; z += 1u) { sum += parts[z * params.slab4 + at]; }
+    let o = m * params.ldo4 + params.o_off4 + column;
     if (ACCUMULATE) { out[o] += sum; } else { out[o] = sum; }
 }
