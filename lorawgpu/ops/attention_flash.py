@@ -1,16 +1,18 @@
 """Flash attention: nothing of size rows x slots is stored.
 
-Equations and what is guaranteed: shaders/attention_flash_forward.wgsl.j2, _dq and _dkv; tiles: common/flash.wgsl.j2.
+Equations and what is guaranteed: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
 `sizes` is an ops.attention.Sizes; shapes are checked there. The backward is two passes, dq, then dk and dv.
 """
 from typing import NamedTuple
+
+from .checks import fold, fold_elements
 
 
 class Tile(NamedTuple):
     """How a workgroup cuts its products; the template's names.
 
-    ty x tx threads (powers of two); rt rows and ct columns (multiples of 4) a thread; kc vec4s of depth held in
-    workgroup memory (divides tx and ty).
+    ty x tx threads (powers of two, from 4 x 8 on); rt rows and ct columns (multiples of 4) a thread; kc vec4s of depth
+    held in workgroup memory (divides tx and ty).
     """
 
     ty: int
@@ -25,15 +27,14 @@ class Tile(NamedTuple):
 
 
 SMALL = Tile(8, 8, 4, 4, 4)  # quick to compile: the models of the tests
+WIDE = Tile(8, 16, 8, 4, 4)
+HUGE = Tile(8, 32, 8, 4, 2)
 # Largest head_dim -> tile, by kernel. A thread holds rt x ct scores (twice in the backward) and rt x head_dim/tx
 # sums (twice in dkv); 255 registers and 16 KiB are the walls.
 TILES = {
-    "forward": {32: SMALL, 64: Tile(8, 8, 8, 8, 4), 96: Tile(16, 8, 4, 8, 4), 128: Tile(8, 16, 8, 4, 4),
-                256: Tile(16, 16, 4, 4, 2)},
-    "dq": {32: SMALL, 64: Tile(16, 8, 8, 4, 4), 96: Tile(16, 8, 4, 8, 4), 128: Tile(8, 16, 8, 4, 4),
-           256: Tile(16, 16, 4, 4, 2)},
-    "dkv": {32: SMALL, 64: Tile(16, 8, 4, 8, 4), 96: Tile(16, 8, 4, 4, 4), 128: Tile(8, 16, 4, 8, 4),
-            256: Tile(16, 16, 4, 4, 2)},
+    "forward": {32: SMALL, 64: Tile(16, 8, 8, 8, 4), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
+    "dq": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
+    "dkv": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 4, 4), 128: WIDE, 256: HUGE},
 }
 # Fewer workgroups than this leave a large card idle: dkv then sums each query head of a group apart, and their parts
 # after. So the last bits of dk and dv (not of anything in the forward) depend on the capacity.
@@ -61,10 +62,15 @@ def _record(plan, kernel, sizes, scale, products, splits=1, **tensors):
 
 
 def _sum_parts(plan, total, parts, splits):
-    groups = -(-total.size // 256)
-    x = min(groups, 32768)
-    plan.record("sum_parts", "forward", (x, -(-groups // x)), total=total, parts=parts,
-                params={"count": total.size, "parts": splits, "stride": x * 256})
+    plan.record("sum_parts", "forward", fold_elements(total.size), total=total, parts=parts,
+                params={"count4": total.size // 4, "parts": splits})
+
+
+def _stats(plan, stats, dout, out, lse, slot, kv_start, sizes):
+    unit, element = (4, "vec4<f32>") if sizes.head_dim % 4 == 0 else (1, "f32")
+    params = {"rows": sizes.rows, "heads": sizes.heads, "head": sizes.head_dim // unit, "ld": sizes.row_ld // unit}
+    plan.record("attention_stats", "forward", fold(-(-sizes.rows * sizes.heads // 16)), params=params,
+                template={"element": element}, stats=stats, dout=dout, out=out, lse=lse, slot=slot, kv_start=kv_start)
 
 
 def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
@@ -74,9 +80,7 @@ def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, wor
 
 def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):
     stats = workspace.take((sizes.rows, sizes.heads, 4), "u32", "attention stats")
-    plan.record("attention_stats", "forward", (-(-sizes.heads // 16), sizes.rows),
-                params={"heads": sizes.heads, "head_dim": sizes.head_dim, "ld": sizes.row_ld},
-                stats=stats, dout=dout, out=out, lse=lse, slot=slot, kv_start=kv_start)
+    _stats(plan, stats, dout, out, lse, slot, kv_start, sizes)
     inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
     _record(plan, "dq", sizes, scale, 3, dq=dq, **inputs)
     splits = splits_for(sizes)
