@@ -30,6 +30,7 @@ from .model.hf_folder import read_config
 from .model.layers import load_model
 from .model.loader import Checkpoint, open_checkpoint
 from .model.peft_config import LoraConfig
+from .model.synthetic import outline
 from .optim.adamw import AdamW
 from .optim.schedule import Schedule, schedule_of
 from .pace import first_rate, flops_per_submit
@@ -173,10 +174,10 @@ def model_digest(checkpoint: Checkpoint) -> str:
 def build_engine(run: Run, device, kernels: KernelCache | None = None) -> Engine:
     """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that.
 
-    DeviceError when it does not fit, naming the settings that would.
+    On a dry device no weight is read. DeviceError when it does not fit, naming the settings that would.
     """
     with device_errors():
-        model = load_model(device, run.checkpoint)
+        model = (outline if device.dry else load_model)(device, run.checkpoint)
         weights = dict(device.memory.held)
         try:
             return _engine(run, device, model, kernels)

@@ -9,7 +9,7 @@ from .cli import add_device_option, main_of, parser_of
 from .config import TrainConfig, json_schema, load_config
 from .data.preview import preview_lines
 from .errors import UserError
-from .gpu import open_device
+from .gpu import open_device, open_dry_device
 from .planning import plan_text
 from .resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
 from .run import build_engine, load_data, prepare, words_without_weights
@@ -28,7 +28,7 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--set", metavar="key=value", action="append", default=[], help="override a key of the config")
     usage = "continue from the newest checkpoint of output_dir, or from DIR"
     parser.add_argument("--resume", metavar="auto|DIR", nargs="?", const="auto", help=usage)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and the memory, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and the memory, allocate nothing, and stop")
     parser.add_argument("--preview", metavar="N", type=int, help="show N samples with their trained tokens, and stop")
     parser.add_argument("--json", action="store_true", help="the preview as JSON lines")
     parser.add_argument("--skip-bad-lines", action="store_true", help="count and list bad lines of data instead")
@@ -69,7 +69,8 @@ def train(config: TrainConfig, args: Namespace) -> int:
     prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None)
     if snapshot:
         check_same_run(prepared, snapshot, path)
-    engine = build_engine(prepared, open_device(args.device or config.device))
+    device = (open_dry_device if args.dry_run else open_device)(args.device or config.device)
+    engine = build_engine(prepared, device)
     trainer = Trainer(prepared, engine, snapshot)
     print(plan_text(trainer.plan), flush=True)
     print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)

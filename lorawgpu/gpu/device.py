@@ -116,17 +116,22 @@ class Memory:
 class Device:
     """A wgpu device with its limits, its memory account and uploads and downloads of tensors."""
 
+    dry = False  # dry.DryDevice allocates nothing
+
     def __init__(self, adapter, reason: str, limits: dict, budget: int | None = None):
         self.adapter, self.reason, self.limits = adapter, reason, limits
         self.info = adapter.info
         self.features = [f for f in OPTIONAL_FEATURES if f in adapter.features]
         self.memory = Memory(budget)
+        self._open()
+        self._fence = self.buffer(16, "fence", "plan")
+
+    def _open(self):
         try:
-            self.wgpu = adapter.request_device_sync(required_features=self.features, required_limits=limits)
+            self.wgpu = self.adapter.request_device_sync(required_features=self.features, required_limits=self.limits)
         except Exception as e:
             raise DeviceError(f"{self.name}: the driver refused the device: {e}") from e
         self.queue = self.wgpu.queue
-        self._fence = self.buffer(16, "fence", "plan")
 
     @property
     def name(self) -> str:
@@ -154,6 +159,9 @@ class Device:
                 f"{self.limits['max-buffer-size']:,}: lower sequence_len or micro_batch_size"
             )
         self.memory.add(kind, nbytes, label)
+        return self._create(nbytes, label, usage)
+
+    def _create(self, nbytes: int, label: str, usage):
         try:
             return self.wgpu.create_buffer(label=label, size=nbytes, usage=usage)
         except Exception as e:
@@ -196,7 +204,9 @@ class Device:
         self.queue.read_buffer(self._fence)
 
 
-def open_device(choice: str | None = None, limits: str | None = None, budget: int | None = None) -> Device:
+def open_device(
+    choice: str | None = None, limits: str | None = None, budget: int | None = None, kind: type[Device] = Device
+) -> Device:
     """Open the adapter that `choice` (else LORAWGPU_DEVICE, else "auto") names.
 
     `limits="webgpu"` (or LORAWGPU_LIMITS=webgpu) asks for WebGPU's defaults only, to see what a small device sees.
@@ -210,4 +220,4 @@ def open_device(choice: str | None = None, limits: str | None = None, budget: in
     asked = dict(DEFAULT_LIMITS)
     if mode == "adapter":
         asked.update({k: min(int(adapter.limits[k]), BINDING_CEILING) for k in ADAPTER_LIMITS})
-    return Device(adapter, reason, asked, budget)
+    return kind(adapter, reason, asked, budget)

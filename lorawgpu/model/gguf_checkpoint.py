@@ -54,6 +54,9 @@ class GgufCheckpoint(Checkpoint):
                 data = unpermute(data, count)
         return Dense(data, DENSE_TYPES[kind])
 
+    def store(self, name: str) -> str:
+        return DENSE_TYPES.get(self._file.tensors[self._gguf_names[name]].type, "f32")
+
     def ternary(self, name: str) -> Ternary:
         raise UserError(f"{self.path}: {name} is not ternary; GGUF models are read as dense ones.")
 

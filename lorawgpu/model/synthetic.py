@@ -1,4 +1,6 @@
-"""Models of a given shape with random weights made on the device: for benchmarks and plans, not for use."""
+"""Models of a given shape, empty or with random weights made on the device: for plans and benchmarks, not for use."""
+
+from collections.abc import Callable
 
 from ..gpu import Plan, padded
 from ..ops.checks import fold_elements
@@ -6,9 +8,10 @@ from ..ops.matmul import Segments
 from .adapter_layout import GROUPS
 from .config import ModelConfig, Rope
 from .layers import NORMS, Layer, Model
-from .weights import Part, Weight, pad_vector
+from .tensors import EMBEDDING, HEAD, Checkpoint
+from .weights import Part, Weight
 
-WORDS_PER_STORE = {"f32": 1, "bf16": 2, "f16": 2}
+PER_WORD = {"f32": 1, "bf16": 2, "f16": 2}  # elements in four bytes
 KINDS = {"ternary": 0, "bf16": 1, "f32": 2, "one": 3}
 
 
@@ -51,9 +54,61 @@ SHAPES = {
 }
 
 
+def empty_model(device, config: ModelConfig, store_of: Callable[[list[str]], str]) -> Model:
+    """The buffers of a model, which hold zeros. `store_of`: how dense matrices of these names are stored together."""
+
+    def weight(label, names, widths, columns, ternary):
+        rows, columns = sum(padded(w) for w in widths), padded(columns)
+        ends = tuple(sum(padded(w) for w in widths[: i + 1]) for i in range(len(widths)))
+        store = "ternary" if ternary else store_of(names)
+        line, dtype = (columns // 4, "u32") if ternary else (columns * 4 // PER_WORD[store], store)
+        step = device.max_binding // line // 16 * 16
+        parts = []
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            shape = ((stop - start) // 4, columns // 4) if ternary else (stop - start, columns)
+            parts.append(Part(start, stop, device.tensor(shape, dtype, f"{label}[{start}:]", "weights")))
+        scales = (columns**-0.5,) * len(widths) if ternary else (1.0,) * len(widths)
+        return Weight(rows, columns, store, Segments(ends, scales), tuple(parts), ternary)
+
+    def norm(width):
+        return device.tensor((padded(width),), label="norm", kind="weights")
+
+    def projection(layer, group):
+        paths = GROUPS[group]
+        names = [f"model.layers.{layer}.{path}.weight" for path in paths]
+        widths = [shapes[path][0] for path in paths]
+        return weight(f"layers.{layer}.{group}", names, widths, shapes[paths[0]][1], bool(config.ternary))
+
+    shapes, norms = config.linear_shapes(), config.norm_shapes()
+    embedding = weight("embedding", [EMBEDDING], [config.vocab_size], config.hidden_size, False)
+    layers = tuple(
+        Layer(
+            i,
+            *(projection(i, group) for group in GROUPS),
+            **{field: norm(norms[path][0]) for field, path in NORMS.items() if path in norms},
+        )
+        for i in range(config.num_hidden_layers)
+    )
+    head = embedding
+    if not config.tie_word_embeddings:
+        head = weight("lm_head", [HEAD], [config.vocab_size], config.hidden_size, False)
+    return Model(config, embedding, layers, norm(config.hidden_size), head)
+
+
+def outline(device, checkpoint: Checkpoint) -> Model:
+    """The buffers that `load_model` would fill, from the headers of the checkpoint alone."""
+
+    def store_of(names):  # as weights.dense_weight decides
+        stores = {checkpoint.store(name) for name in names}
+        return stores.pop() if len(stores) == 1 else "f32"
+
+    return empty_model(device, checkpoint.config, store_of)
+
+
 def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model:
     """A model of random weights: dense ones N(0, 1/in) in `store` (bf16 or f32), ternary ones uniform over -1, 0, 1."""
-    plan = Plan(device, kernels)
+    model, plan = empty_model(device, config, lambda names: store), Plan(device, kernels)
     seeds = iter(range(1 << 30))
 
     def fill(tensor, kind, scale):
@@ -62,45 +117,14 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
         params = {"count": words, "stride": grid[0] * 256, "kind": KINDS[kind], "seed": next(seeds), "scale": scale}
         plan.record("random", "main", grid, params=params, out=tensor)
 
-    def weight(label, widths, columns, ternary):
-        rows, columns = sum(padded(w) for w in widths), padded(columns)
-        ends = tuple(sum(padded(w) for w in widths[: i + 1]) for i in range(len(widths)))
-        kind = "ternary" if ternary else store
-        line, dtype = (columns // 16 * 4, "u32") if ternary else (columns * 4 // WORDS_PER_STORE[store], store)
-        step = device.max_binding // line // 16 * 16
-        parts = []
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            shape = ((stop - start) // 4, columns // 4) if ternary else (stop - start, columns)
-            parts.append(Part(start, stop, device.tensor(shape, dtype, f"{label}[{start}:]", "weights")))
-            fill(parts[-1].tensor, kind, columns**-0.5)
-        scales = (columns**-0.5,) * len(widths) if ternary else (1.0,) * len(widths)
-        return Weight(rows, columns, "ternary" if ternary else store, Segments(ends, scales), tuple(parts), ternary)
-
-    def norm(width):
-        tensor = device.tensor(pad_vector([1.0] * width).shape, label="norm", kind="weights")
-        fill(tensor, "one", 1.0)
-        return tensor
-
-    shapes, widths = config.linear_shapes(), config.norm_shapes()
+    weights = [model.embedding] + [getattr(layer, group) for layer in model.layers for group in GROUPS]
+    norms = [getattr(layer, field) for layer in model.layers for field in NORMS] + [model.norm]
     with plan.section("fill"):
-        embedding = weight("embedding", [config.vocab_size], config.hidden_size, False)
-        layers = tuple(
-            Layer(
-                i,
-                *(
-                    weight(g, [shapes[p][0] for p in paths], shapes[paths[0]][1], bool(config.ternary))
-                    for g, paths in GROUPS.items()
-                ),
-                **{field: norm(widths[path][0]) for field, path in NORMS.items() if path in widths},
-            )
-            for i in range(config.num_hidden_layers)
-        )
-        head = (
-            embedding
-            if config.tie_word_embeddings
-            else weight("lm_head", [config.vocab_size], config.hidden_size, False)
-        )
-        final = norm(config.hidden_size)
+        for weight in weights + ([] if model.head is model.embedding else [model.head]):
+            for part in weight.parts:
+                fill(part.tensor, weight.store, weight.columns**-0.5)
+        for tensor in norms:
+            if tensor is not None:
+                fill(tensor, "one", 1.0)
     plan.run("fill")
-    return Model(config, embedding, layers, final, head)
+    return model

@@ -64,6 +64,10 @@ class Checkpoint(ABC):
     def dense(self, name: str) -> Dense:
         """The tensor as stored. UserError when its store is not BF16, F16 or F32 (GGUF blocks become float32)."""
 
+    def store(self, name: str) -> str:
+        """The dtype of `dense(name)`."""
+        return self.dense(name).dtype  # a mapped file reads nothing for it
+
     @abstractmethod
     def ternary(self, name: str) -> Ternary:
         """A linear of a model whose `config.ternary` is set. UserError when it is not ternary."""
