@@ -231,6 +231,7 @@ RESUME_KEYS = ADAPTER_KEYS | {
 }
 
 
+EXPLAINED = 100  # problems put into our own words: looking for the nearest key takes milliseconds
 # What other tools call a key, where plain likeness would find the wrong one.
 SYNONYMS = {
     "batch_size": "micro_batch_size", "epochs": "num_epochs", "lora_model_dir": "adapter", "lora_target_linear":
@@ -300,7 +301,9 @@ def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[Problem]]:
         config = TrainConfig.model_validate(data, context={"keys_alone": True})
     except ValidationError as error:
         config = None
-        problems = [explain(e, _keys_beside, SYNONYMS) for e in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        problems = [explain(e, _keys_beside, SYNONYMS) for e in errors[:EXPLAINED]]
+        problems += [Problem(tuple(e["loc"]), e["msg"]) for e in errors[EXPLAINED:]]
         wrong = {problem.where[0] for problem in problems}
         good = {key: value for key, value in data.items() if key not in wrong}
         stand_ins = {"base_model": "-", "datasets": [{"path": "-"}]}

@@ -19,8 +19,22 @@ from lorawgpu.errors import UserError
 MAX_BYTES = 1 << 20  # no config is larger; a data file passed by mistake is
 MAX_DEPTH = 4  # of line numbers; the schema is two levels deep
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2  # aliases can make a value that takes forever to print
+MAX_PROBLEMS = 10  # that a message lists, each with at most MAX_TEXT characters
+MAX_TEXT = 400
+
+
+class _Short(reprlib.Repr):
+    """Two levels only: aliases can make a value that takes for ever to print."""
+
+    maxlevel = 2
+
+    def repr_int(self, value: int, level: int) -> str:
+        """Python prints no number of more than some thousand digits."""
+        bits = value.bit_length()
+        return super().repr_int(value, level) if bits < 1000 else f"<a number of {bits} bits>"
+
+
+_SHORT = _Short()
 _FILE_SUFFIXES = {".csv", ".gguf", ".gz", ".jinja", ".json", ".jsonl", ".parquet", ".safetensors", ".txt", ".zst"}
 
 Location = tuple[str | int, ...]
@@ -158,8 +172,11 @@ def message(path: Path, problems: Sequence[Problem], lines: dict[Location, int],
     for problem in sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem.where)):
         line = line_of(problem.where)
         place = "--set: " if line == math.inf else f"line {line}: " if line else ""
-        texts.append(place + problem.text)
-    return f"{path}: " + (texts[0] if len(texts) == 1 else "\n  ".join([f"{len(texts)} problems", *texts]))
+        texts.append(place + (problem.text if len(problem.text) <= MAX_TEXT else problem.text[:MAX_TEXT] + "..."))
+    if len(texts) == 1:
+        return f"{path}: {texts[0]}"
+    more = [f"and {len(texts) - MAX_PROBLEMS} more"] if len(texts) > MAX_PROBLEMS else []
+    return "\n  ".join([f"{path}: {len(texts)} problems", *texts[:MAX_PROBLEMS], *more])
 
 
 def explain(

@@ -5,6 +5,7 @@ A case directory holds `config.json` and `model.safetensors` (or needs a model f
 be absent and is then not compared. Nothing here needs a GPU: `lorawgpu.verify` computes the results.
 """
 
+import math
 import sys
 import zipfile
 import zlib
@@ -23,6 +24,7 @@ from .model.peft_config import LoraConfig
 STEPS = 3  # optimizer steps of a case
 TOLERANCE = 1e-4  # or five times the drift of the outside float32 run from its float64 one, if that is more
 DRIFTS = 5
+MAX_EXPANSION = 50  # of a case's compressed arrays
 FLIP_MARGIN = 3e-6  # float32 noise: an int8 rounding closer than this to a tie may flip
 FLIP_TOLERANCE = 5e-2  # what one flipped rounding may change
 GREEDY_GAP, FLIP_GREEDY_GAP = 1e-3, 0.1  # a choice whose logit margin is smaller may differ
@@ -122,12 +124,36 @@ def read_case(folder: str | Path, model: str | None = None) -> Case:
 
 def _read_arrays(path: Path) -> dict:
     try:
+        _check_sizes(path)
         with np.load(path) as file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*_UNREADABLE, OSError) as error:
         raise UserError(f"{path}: no readable .npz of plain arrays: {error}") from None
+
+
+_UNREADABLE = (ValueError, EOFError, KeyError, AttributeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+def _check_sizes(path: Path) -> None:
+    """ValueError unless each array holds the bytes that its shape says, and the file expands as numbers do.
+
+    NumPy allocates what a shape says before it reads.
+    """
+    with zipfile.ZipFile(path) as file:
+        if sum(member.file_size for member in file.infolist()) > MAX_EXPANSION * path.stat().st_size + (16 << 20):
+            raise ValueError(f"it expands more than {MAX_EXPANSION}-fold")
+        for member in file.infolist():
+            with file.open(member) as stream:
+                version = np.lib.format.read_magic(stream)
+                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                if version not in read:
+                    raise ValueError(f"{brief(member.filename)} has version {version} of the .npy format")
+                shape, _, dtype = read[version](stream)
+                held = member.file_size - stream.tell()
+                if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
+                    raise ValueError(f"{brief(member.filename)} holds {held} bytes, not those of {dtype} {shape}")
 
 
 def _read_batch(path: Path, vocab: int) -> tuple[list, np.ndarray]:

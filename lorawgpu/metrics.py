@@ -3,7 +3,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,18 @@ from typing import Any
 from tqdm import tqdm
 
 from lorawgpu.atomic import replace_file
+from lorawgpu.sinks import Sink
 
 
 class MetricsLog:
-    """Appends records to a JSONL file, each on disk when the call returns.
+    """Appends records to a JSONL file, each on disk when the call returns; `sinks` get their numbers too.
 
     With `resume_step`, what a previous run wrote after that step is cut away first (and its torn last line, if it was
     killed while writing); without it the file starts empty. Numbers that are not finite become null, which JSON has.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None):
+    def __init__(self, path: Path, resume_step: int | None = None, sinks: Sequence[Sink] = ()):
+        self.sinks = sinks
         kept = [] if resume_step is None else [r for r in read_metrics(path) if r["step"] <= resume_step]
         replace_file(path, b"".join(_line(record) for record in kept))
         self._file = open(path, "ab")
@@ -28,9 +30,14 @@ class MetricsLog:
     def write(self, step: int, **values: Any) -> None:
         self._file.write(_line({"step": step} | values))
         self._file.flush()
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for sink in self.sinks:
+            sink.write(step, numbers)
 
     def close(self) -> None:
         self._file.close()
+        for sink in self.sinks:
+            sink.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -39,7 +46,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
-        except ValueError:  # the line that was being written
+        except (ValueError, RecursionError):  # the line that was being written, or what is none of ours
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZER = 64 << 20  # bytes; the largest published tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # bytes
+MAX_GROWTH = 100
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -51,7 +53,9 @@ class Tokenizer:
         if not path.is_file():
             raise UserError(f"{folder}: no tokenizer.json; save one there with transformers' save_pretrained.")
         config = _optional_json(Path(folder) / "tokenizer_config.json")
-        named = _special_tokens({**_optional_json(Path(folder) / "special_tokens_map.json"), **config}, str(folder))
+        older = Path(folder) / "special_tokens_map.json"
+        _special_tokens(config, str(Path(folder) / "tokenizer_config.json"))  # each under its own name, if it is wrong
+        named = _special_tokens({**_optional_json(older), **config}, str(older))
         backend = _load(path)
         if "add_bos_token" in config or "add_eos_token" in config:  # as transformers: they replace the post-processor
             bos = named.get("bos_token") if config.get("add_bos_token") else None
@@ -142,7 +146,22 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     with guarded(str(path)):
         data = json.loads(text)
         _keep_spaces_in_offsets(data.get("post_processor"))
+        for part in ("normalizer", "decoder"):
+            if (growth := _growth(data.get(part))) > MAX_GROWTH:
+                raise UserError(f"{path}: its {part} can make a text {growth:,.0f} times as long; not supported.")
         return tokenizers.Tokenizer.from_str(json.dumps(data))
+
+
+def _growth(step: object) -> float:
+    """How many times as long the replacements in a normalizer or decoder can make a text: a few of them, one after
+    another, reach sizes at which the tokenizers library ends the process."""
+    if not isinstance(step, dict):
+        return 1.0
+    content, pattern = step.get("content"), step.get("pattern")
+    plain = pattern.get("String") if isinstance(pattern, dict) else None
+    own = len(content) / max(1, len(plain) if isinstance(plain, str) else 0) if isinstance(content, str) else 1.0
+    inner = [*(step.get("normalizers") or []), *(step.get("decoders") or [])]
+    return math.prod(map(_growth, inner), start=max(1.0, own))
 
 
 def _keep_spaces_in_offsets(post_processor: object) -> None:

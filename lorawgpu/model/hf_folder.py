@@ -123,7 +123,7 @@ def _tensor_files(folder: Path) -> dict[str, SafetensorsFile]:
     shards = {shard: _shard(folder, index, shard) for shard in dict.fromkeys(map(_shard_name, weight_map.values()))}
     for name, shard in weight_map.items():
         if name not in shards[shard].entries:
-            raise UserError(f"{folder / shard}: tensor {brief(name)} is not in this shard, where the index puts it.")
+            raise UserError(f"{index}: tensor {brief(name)} is not in {shard}, where this index puts it.")
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 

@@ -93,6 +93,8 @@ def _entry(path: Path, name: str, info: object, base: int) -> Entry:
         raise UserError(f"{where}: shape {brief(shape)} is not a list of at most {MAX_DIMS} sizes.")
     if not _sizes(offsets) or len(offsets) != 2:
         raise UserError(f"{where}: data_offsets {brief(offsets)} is not a begin and an end.")
+    if math.prod(max(size, 1) for size in shape) >= 1 << 56:  # an empty tensor too: NumPy refuses such a shape
+        raise UserError(f"{where}: shape {brief(shape)} is larger than any memory.")
     nbytes = math.prod(shape) * ITEM_BITS[dtype] // 8
     if offsets[1] - offsets[0] != nbytes:
         raise UserError(f"{where}: {dtype} {shape} needs {nbytes} bytes, data_offsets {offsets} give another number.")

@@ -1,0 +1,99 @@
+"""How each kind of file is read, as far as a command would go before it needs a GPU."""
+
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu import golden
+from lorawgpu.checkpoint import load_checkpoint, newest_checkpoint
+from lorawgpu.config import load_config
+from lorawgpu.data.chat import ChatTemplate, resolve_template
+from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
+from lorawgpu.data.encode import EncodeSettings
+from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.metrics import read_metrics
+from lorawgpu.model.adapter import read_adapter
+from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.model.safetensors_file import NUMPY_TYPES, SafetensorsFile
+from lorawgpu.model.tensors import is_linear
+from lorawgpu.resume import Standing
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+TEXT = "Assistant: Yes, the answer is 42.\n naïve café <|im_end|>" + 60 * "a"
+
+
+def safetensors(path):
+    file = SafetensorsFile(path)
+    for name, entry in file.entries.items():
+        if entry.dtype in NUMPY_TYPES:
+            file.read(name).astype(np.float32).sum()
+
+
+def model(path):
+    """A folder's file or a .gguf: everything that training reads of it."""
+    checkpoint = open_checkpoint(path if path.suffix == ".gguf" else path.parent)
+    for name in checkpoint.keys():
+        if checkpoint.config.ternary and is_linear(name):
+            checkpoint.ternary(name)
+        else:
+            checkpoint.dense(name).float32()
+    checkpoint.config.rope.inv_freq(checkpoint.config.head_dim)
+    if path.suffix == ".gguf" or (path.parent / "tokenizer.json").exists():
+        use(checkpoint.tokenizer())
+
+
+def use(tokenizer):
+    ids = tokenizer.encode(TEXT, add_special=True)
+    tokenizer.encode_with_offsets(TEXT, parse_special=False)
+    tokenizer.decode(ids)
+    if tokenizer.chat_template is not None:
+        ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens).render(TURNS)
+
+
+def tokenizer(path):
+    use(Tokenizer.from_hf_folder(path.parent))
+
+
+def adapter(path):
+    read_adapter(path.parent, open_checkpoint(GOLDEN / "llama_dense").config)
+
+
+def checkpoint(path):
+    found = newest_checkpoint(path.parent.parent)
+    snapshot = load_checkpoint(path.parent)
+    assert found is not None
+    if "bad_steps" in snapshot.state:
+        Standing.from_json(snapshot.state)
+
+
+def template(path):
+    found = resolve_template(None, str(path), None, {"bos_token": "<s>", "eos_token": "</s>"})
+    found.render(TURNS, add_generation_prompt=True)
+
+
+def data(path):
+    """Under the type that its keys have, with skipped lines and without."""
+    words = Tokenizer.from_hf_folder(path.parent / "tokenizer")
+    settings = EncodeSettings(64, "truncate", False, ("assistant",))
+    chat = ChatTemplate(BUILT_IN["chatml"], words.special_tokens)
+    for skip in (True, False):
+        tokenise(DatasetSpec(str(path)), Loading(settings, words, chat, 500, skip, workers=1))
+
+
+def config(path):
+    load_config(path)
+
+
+def npz(path):
+    golden.read_case(path.parent)
+
+
+def metrics(path):
+    for _ in read_metrics(path):
+        pass
+
+
+READERS = {f.__name__: f for f in
+           (safetensors, model, tokenizer, adapter, checkpoint, template, data, config, npz, metrics)}  # fmt: skip

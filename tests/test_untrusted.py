@@ -1,0 +1,167 @@
+"""What the hostile files of tests/hostile found, each once and small: quick tests of the limits that now hold."""
+
+import gzip
+import io
+import json
+import shutil
+import struct
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import parquet
+from tiny_tokenizer import backend
+
+from lorawgpu import golden
+from lorawgpu.config import load_config
+from lorawgpu.data.files import MAX_RECORD, parse, read
+from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.errors import UserError
+from lorawgpu.metrics import read_metrics
+from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.model.safetensors_file import SafetensorsFile
+
+GOLDEN = Path(__file__).parent / "golden"
+MIB = 1 << 20
+
+
+def test_an_empty_tensor_of_a_shape_beyond_numpy(tmp_path):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(UserError, match="'a': shape .* is larger than any memory"):
+        SafetensorsFile(tmp_path / "a.safetensors")
+
+
+def test_an_index_that_lies_is_named(tmp_path):
+    folder = shutil.copytree(GOLDEN / "llama_dense", tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = {"weight_map": {"model.nothing.weight": "one.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="index.json: tensor 'model.nothing.weight' is not in one.safetensors"):
+        open_checkpoint(folder)
+
+
+def test_a_tokenizer_that_makes_texts_grow(tmp_path):
+    """Five replacements of one letter by ninety: the library would end the process."""
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 90}
+    for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        words = json.loads(backend().to_str()) | {part: {"type": "Sequence", inner: [step] * 5}}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(words))
+        with pytest.raises(UserError, match=f"its {part} can make a text .* times as long"):
+            Tokenizer.from_hf_folder(tmp_path)
+    one = json.loads(backend().to_str()) | {"normalizer": {"type": "Sequence", "normalizers": [step]}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(one))
+    assert len(Tokenizer.from_hf_folder(tmp_path).encode("a")) > 1  # one is odd, but harmless
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_file_of_a_wrong_special_token_is_named(tmp_path, name):
+    (tmp_path / "tokenizer.json").write_text(backend().to_str())
+    (tmp_path / name).write_text('{"bos_token": 7}')
+    with pytest.raises(UserError, match=f"{name}: bos_token is 7; wanted text"):
+        Tokenizer.from_hf_folder(tmp_path)
+
+
+def config_error(tmp_path, text) -> str:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config(tmp_path / "c.yaml")
+    return str(caught.value)
+
+
+def test_a_config_of_many_mistakes_is_a_short_message_soon(tmp_path):
+    began = time.perf_counter()
+    message = config_error(tmp_path, "".join(f"key{i}: 1\n" for i in range(5000)))
+    assert time.perf_counter() - began < 20  # looking for 5000 nearest keys takes a minute
+    assert "5002 problems" in message and "and 4992 more" in message and len(message) < 2000
+
+
+def test_a_key_of_a_megabyte_is_cut(tmp_path):
+    assert len(config_error(tmp_path, f"{'a' * 900_000}: 1\n")) < 2000
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 9000, "59:" * 3000 + "59"])
+def test_a_number_too_long_to_print(tmp_path, number):
+    assert "a number of" in config_error(tmp_path, f"lora_r: [{number}]\n")
+
+
+def test_billion_laughs(tmp_path):
+    lines = ["a0: &a0 lol"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    assert len(config_error(tmp_path, "\n".join([*lines, "datasets: *a11"]))) < 2000
+
+
+def npy(shape, data=b"", descr="<f4") -> bytes:
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (npy("(1000000000000,)"), "holds 0 bytes, not those of float32"),
+        (npy("()", descr="<U500000000"), "holds 0 bytes"),
+        (npy(f"({64 * MIB},)", bytes(64 * MIB), "|u1"), "expands more than 50-fold"),
+        (npy("()", b"\x80\x04cos\nsystem\n", "|O"), "allow_pickle"),
+        (b"\x93NUMPY\x09\x00", "version"),
+    ],
+)
+def test_arrays_of_a_golden_case_that_lie(tmp_path, array, words):
+    folder = shutil.copytree(GOLDEN / "bitnet_q_only", tmp_path / "case")
+    with zipfile.ZipFile(folder / "expected.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("loss.npy", array)
+    with pytest.raises(UserError, match=f"expected.npz: no readable .npz of plain arrays: .*{words}"):
+        golden.read_case(folder)
+
+
+def test_arrays_of_all_kinds_are_read(tmp_path):
+    arrays = {"a": np.float32(1), "b": np.arange(6).reshape(2, 3), "c": np.zeros((0, 4)), "d": np.eye(3, order="F")}
+    np.savez(tmp_path / "x.npz", **arrays)
+    read_back = golden._read_arrays(tmp_path / "x.npz")
+    assert all(np.array_equal(read_back[name], array) for name, array in arrays.items())
+
+
+@pytest.fixture(scope="module")
+def bombs():
+    line = b'{"text": "' + b"a" * (40 * MIB)
+    table = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["a" * MIB] * 40}), table, compression="zstd")
+    return {
+        "d.jsonl.gz": gzip.compress((line[:1023] + b"\n") * (40 << 10)),
+        "d.jsonl.zst": zstandard.ZstdCompressor().compress(line),
+        "d.json.gz": gzip.compress(b"[" + line),
+        "d.csv.gz": gzip.compress(b"text\n" + (b"a" * 1023 + b"\n") * (40 << 10)),
+        "d.parquet": table.getvalue(),
+        "d.parquet.gz": gzip.compress(bytes(40 * MIB)),
+    }
+
+
+KINDS = ["d.jsonl.gz", "d.jsonl.zst", "d.json.gz", "d.csv.gz", "d.parquet", "d.parquet.gz"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_that_expands_without_end(tmp_path, bombs, name):
+    path = tmp_path / name
+    path.write_bytes(bombs[name])
+    with pytest.raises(UserError, match=rf"{name}: expands more than \d+-fold; if you trust it, store it uncompressed"):
+        for _ in read(path):
+            pass
+
+
+def test_a_line_beyond_any_text_is_one_bad_record(tmp_path):
+    path = tmp_path / "d.jsonl"
+    good = b'{"text": "a"}\n'
+    path.write_bytes(good + b'{"text": "' + b"a" * (2 * MAX_RECORD) + b'"}\n' + good)
+    records = list(read(path))
+    assert [line for line, _ in records] == [1, 2, 3] and len(records[1][1]) <= MAX_RECORD + 1
+    assert parse("d.jsonl", 3, records[2][1]) == {"text": "a"}
+    with pytest.raises(UserError, match="d.jsonl, line 2: longer than 16 MiB"):
+        parse("d.jsonl", *records[1])
+
+
+def test_a_deep_line_of_metrics_is_passed_over(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + "[" * 200_000 + '\n{"step": 2}\n')
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
