@@ -102,6 +102,7 @@ def as_mlx(folder) -> dict:
         assert module.split(".", 3)[3] in parameters["keys"]  # model.layers.N.<key>
         if matrix == "lora_a":
             a, b = tensors[name].astype(np.float64), tensors[f"{module}.lora_b"].astype(np.float64)
+            assert a.shape[1] == b.shape[0] == parameters["rank"]  # mlx-lm refuses others
             changes[module] = parameters["scale"] * b.T @ a.T
     return changes
 

@@ -41,12 +41,15 @@ def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, Low
 
 
 def as_tensors(lora: LoraConfig, effect: dict[str, LowRank]) -> dict[str, np.ndarray]:
-    """PEFT tensors that have this effect under the scales of `lora`."""
+    """PEFT tensors that have this effect under the ranks and scales of `lora`.
+
+    What lies beyond a rank is left out: some formats fill up, and `check_effect` sees whether that is all 0.
+    """
     tensors = {}
     for module, change in effect.items():
-        a, b = tensor_names(module)
-        tensors[a] = change.a
-        tensors[b] = (change.b * (change.scale / lora.scale(module))).astype(np.float32)
+        (a, b), rank = tensor_names(module), lora.rank(module)
+        tensors[a] = change.a[:rank]
+        tensors[b] = (change.b[:, :rank] * (change.scale / lora.scale(module))).astype(np.float32)
     return tensors
 
 
