@@ -56,7 +56,7 @@ def _record(plan, kernel, sizes, scale, products, splits=1, **tensors):
     rows = sizes.slots if kernel == "dkv" else sizes.rows * group
     params = {"rows": sizes.rows, "slots": sizes.slots, "row_ld": sizes.row_ld, "slot_ld": sizes.slot_ld,
               "heads": sizes.heads, "splits": splits, "scale": scale}
-    template = {"head_dim": sizes.head_dim, "group": group, "unroll": not plan.device.is_cpu, **tile._asdict()}
+    template = {"head_dim": sizes.head_dim, "group": group, "software": plan.device.is_cpu, **tile._asdict()}
     plan.record(f"attention_flash_{kernel}", "main", (sizes.kv_heads * splits, -(-rows // tile.rows)), params=params,
                 template=template, flops=sizes.flops(products), **tensors)
 
