@@ -6,7 +6,7 @@ import numpy as np
 
 from ..generation.sampling import Sampling
 from ..ops.rows import FIELDS, STRIDE
-from ..ops.sample import MAX_STRIPES, RING, SampleBuffers, pack_settings, sample_draw, sample_greedy, seen_bits
+from ..ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
 from ..reference import sample as reference
 from .lab import normal
 
@@ -32,24 +32,19 @@ def sample(lab, how, vocab):
     for name, value in start.items():
         state[FIELDS.index(name)] = value
     bits = np.stack([seen_bits(SEEN, vocab)] * COUNT)
-    outputs = {
-        "seen": lab.output(*bits.shape, initial=bits, dtype="u32"),
-        "stripes": lab.output(COUNT, MAX_STRIPES, 2, dtype="u32"),
-        "floors": lab.output(COUNT, dtype="u32"),
-        "history": lab.output(COUNT, RING, dtype="u32"),
-    }
+    seen, history = lab.output(*bits.shape, initial=bits, dtype="u32"), lab.output(COUNT, RING, dtype="u32")
     rows, bad = lab.output(*state.shape, initial=state, dtype="i32"), lab.state()
-    buffers = SampleBuffers.create(lab.device, COUNT, vocab)
-    buffers = replace(buffers, **{name: out.exact for name, out in outputs.items()})
-    lab.device.write(buffers.settings, pack_settings(replace(SETTINGS, temperature=0.0) if greedy else SETTINGS))
-    record = sample_greedy if greedy else sample_draw
-    record(lab.plan, buffers, lab.input(logits), rows.exact, bad.exact, count=COUNT)
+    buffers = replace(SampleBuffers.create(lab.device, COUNT, vocab), seen=seen.exact, history=history.exact)
+    settings = replace(SETTINGS, temperature=0.0) if greedy else SETTINGS
+    lab.device.write(buffers.settings, pack_settings(settings))
+    record_sample(lab.plan, buffers, lab.input(logits), rows.exact, bad.exact, count=COUNT)
+    lab.sections = sections_of(settings)
 
     def results():
         want = _expected(logits, greedy)
         row = dict(zip(FIELDS, rows.value[:, :COUNT], strict=True))
         stepped = {"ids": want, "position": POSITION + 1, "slot": POSITION + 1, "count": 1}
         found = {name: (row[name], np.broadcast_to(value, COUNT)) for name, value in stepped.items()}
-        return found | {"history": (outputs["history"].value[:, 0], want)}
+        return found | {"history": (history.value[:, 0], want)}
 
     return results

@@ -1,0 +1,71 @@
+"""Command lines, and folders that a command is given."""
+
+from functools import partial
+
+from . import DENSE, TERNARY, change, copy_of
+
+A = DENSE / "adapter_init"
+
+
+def says(*argv):
+    return lambda folder: [str(part).replace("{t}", str(folder)) for part in argv]
+
+
+def generate(*argv):
+    return says("generate", "--model", DENSE, *argv)
+
+
+def export(*argv, adapter=A):
+    return says("export", "--adapter", adapter, "--out", "{t}/out", *argv)
+
+
+def lines(folder, content):
+    (folder / "p.txt").write_bytes(content)
+    return ["generate", "--model", DENSE, "--prompts", folder / "p.txt"]
+
+
+def exists(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "mine").write_text("")
+    return export("--to", "peft")(folder)
+
+
+def of_base(folder, base):
+    adapter = copy_of(A, folder)
+    change(adapter / "adapter_config.json", base_model_name_or_path=base)
+    return export("--to", "merged", adapter=adapter)(folder)
+
+
+def empty_run(folder):
+    (folder / "run").mkdir()
+    return ["report", folder / "run"]
+
+
+CASES = {
+    "no such command": (says("trane"), "no command 'trane'; the nearest one is 'train'"),
+    "an option of nobody": (says("doctor", "--fix"), "unrecognized arguments: --fix (see lorawgpu doctor --help)"),
+    "no cases": (says("verify"), "the following arguments are required: CASE_DIR"),
+    "a word for a number": (generate("--prompt", "a", "--top-k", "few"), "argument --top-k: invalid int value: 'few'"),
+    "no prompt": (generate(), "one of the arguments --prompt --prompts --chat is required"),
+    "no new tokens": (generate("--prompt", "a", "--max-new-tokens", 0), "--max-new-tokens 0: wanted at least 1"),
+    "compare without an adapter": (generate("--prompt", "a", "--compare"), "--compare shows an answer with and without"),
+    "raw turns": (generate("--chat", "--raw"), "--raw has no turns"),
+    "heat below zero": (generate("--prompt", "a", "--temperature", -1), "temperature is -1.0; wanted a value from 0"),
+    "no file of prompts": (generate("--prompts", "{t}/none"), "none: No such file or directory"),
+    "an empty file of prompts": (partial(lines, content=b"\n"), "holds no prompt; wanted one a line"),
+    "prompts of no UTF-8": (partial(lines, content=b"a\xff"), "p.txt: not UTF-8 (byte 2)"),
+    "text without a tokenizer": (generate("--prompt", "a"), "no tokenizer.json"),
+    "a folder that is there": (exists, "exists already; remove it or give --out another name"),
+    "no such format": (export("--to", "onnx"), "invalid choice: 'onnx'"),
+    "architecture of PEFT": (export("--to", "peft", "--arch", "llama"), "only --to gguf has an architecture"),
+    "dequantised PEFT": (export("--to", "peft", "--dequantise"), "--dequantise: only --to merged writes weights"),
+    "no base to merge into": (export("--to", "merged"), "names no base model, and this export needs one"),
+    "a base that is gone": (partial(of_base, base="/nowhere/base"), "the base model /nowhere/base: /nowhere/base: no such"),
+    "a ternary base": (export("--to", "merged", "--model", TERNARY, adapter=TERNARY / "adapter_init"), "is ternary, so an"),
+    "a dense base dequantised": (export("--to", "merged", "--model", DENSE, "--dequantise"), "--dequantise is for ternary"),
+    "an architecture of nobody": (export("--to", "gguf", "--model", DENSE, "--arch", "mamba"), "--arch mamba: for a base"),
+    "no such run": (says("report", "{t}/none"), "no such folder; wanted the output_dir of a run"),
+    "a folder that is no run": (empty_run, "holds no run"),
+    "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a part"),
+    "a device too many": (says("doctor", "--device", 99), "device '99': there is no adapter with that index"),
+}  # fmt: skip

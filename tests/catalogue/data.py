@@ -1,0 +1,109 @@
+"""Data files and their records."""
+
+import gzip
+import json
+from functools import partial
+
+import pyarrow
+from pyarrow import parquet
+from tiny_tokenizer import backend
+
+from lorawgpu.data.templates import BUILT_IN
+
+from . import DENSE, copy_of, evaluate
+
+
+def data(folder, content, name="d.jsonl"):
+    """Content, or what writes it to a path, evaluated with the dense model, which has no tokenizer."""
+    path = folder / name
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return evaluate(folder, data=path)
+
+
+def spoken(folder, content):
+    """The same with a tokenizer and a template."""
+    model = copy_of(DENSE, folder)
+    (model / "tokenizer.json").write_text(backend().to_str())
+    names = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": BUILT_IN["chatml"]}
+    (model / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "d.jsonl").write_text(content)
+    return evaluate(folder, model, data=folder / "d.jsonl")
+
+
+def line(**record):
+    return partial(spoken, content=json.dumps(record) + "\n")
+
+
+def turn(**keys):
+    """A conversation whose second turn has these keys."""
+    return line(messages=[{"role": "user", "content": "Hi"}, keys])
+
+
+def table(path):
+    parquet.write_table(pyarrow.table({"a": [1]}), path)
+
+
+def made(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text("")
+    return evaluate(folder, data=folder / names[0].split("/")[0])
+
+
+BOMB = gzip.compress(b"[" + b" " * (12 << 20))
+FILES = {
+    "no such data": (lambda t: evaluate(t, DENSE, data="none.jsonl"), "none.jsonl: there is no such file or folder"),
+    "an empty folder": (partial(lambda t: made(t, "dir/readme")), "the folder holds no file ending in"),
+    "a pattern of nothing": (lambda t: evaluate(t, data=f"{t}/*.jsonl"), "the pattern holds no file ending in"),
+    "a suffix of nobody": (partial(data, content="a", name="d.xml"), "cannot tell its format from the name"),
+    "a built-in of nobody": (lambda t: evaluate(t, data="builtin:none"), "there is no built-in data set of this name"),
+    "a gzip that is none": (partial(data, content="a", name="d.jsonl.gz"), "d.jsonl.gz: cannot be read: Not a gzipped"),
+    "a gzip that is cut": (partial(data, content=gzip.compress(b"{}" * 999)[:-9], name="d.jsonl.gz"), "cannot be read"),
+    "a gzip without end": (partial(data, content=BOMB, name="d.json.gz"), "expands more than 32-fold"),
+    "a zstd that is none": (partial(data, content="a", name="d.jsonl.zst"), "d.jsonl.zst: cannot be read"),
+    "a Parquet that is none": (partial(data, content="a", name="d.parquet"), "not a Parquet file that can be read"),
+    "a Parquet of other columns": (partial(data, content=table, name="d.parquet"), "no known format has these keys: `a`"),
+    "a CSV with an open quote": (partial(data, content='a,b\n"', name="d.csv"), "d.csv, line 2: not valid CSV"),
+    "a CSV row too short": (partial(data, content="text,b\nx\n", name="d.csv"), "line 2: 1 cells under a header of 2"),
+    "an array that ends early": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "no ',' or ']' after it"),
+    "an array of no JSON": (partial(data, content="[{a}]", name="d.json"), "d.json, line 1: not valid JSON"),
+    "an array of no UTF-8": (partial(data, content=b"[\n\xff]", name="d.json"), "d.json, line 2: not valid UTF-8"),
+    "a line of no UTF-8": (partial(data, content=b'{"text": "\xff"}'), "line 1: not valid UTF-8 (byte 0xff"),
+    "a line of no JSON": (partial(data, content="\n{"), "line 2: not valid JSON"),
+    "a line of no object": (partial(data, content="[1]"), "wanted a JSON object"),
+    "a line beyond any text": (partial(data, content=b'{"text": "' + b"a" * (17 << 20)), "longer than 16 MiB"),
+    "no line": (partial(data, content="\n\n"), "it holds no record that can be read"),
+}  # fmt: skip
+RECORDS = {
+    "keys of two formats": (line(text="a", messages=[]), "the keys fit several formats (chat, text)"),
+    "keys of none": (line(question="a"), "no known format has these keys: `question`"),
+    "keys that change": (partial(data, content='{"input_ids": [1, 2]}\n{"text": "a"}\n'), "line 2: a record of type pre"),
+    "messages of text": (line(messages="hi"), "`messages` must be a list, got str"),
+    "no messages": (line(messages=[]), "`messages` is empty"),
+    "a message of text": (line(messages=["hi"]), "messages[1] must be an object with `role` and `content`"),
+    "a message of ShareGPT": (turn(**{"from": "gpt", "value": "a"}), "that is the key `conversations`, not `messages`"),
+    "a role of nobody": (turn(role="narrator", content="a"), "`role` must be one of system, developer, user"),
+    "content of a number": (turn(role="user", content=7), "`content` must be a string, got int"),
+    "no content": (turn(role="assistant"), "`content` must be a string, got nothing"),
+    "content of a picture": (turn(role="user", content=[{"type": "image"}]), "only parts of type text can be trained"),
+    "a weight of 3": (turn(role="assistant", content="a", weight=3), "`train` must be true or false"),
+    "a conversation of text": (line(conversations=["a"]), "conversations[1] must be an object"),
+    "a speaker of nobody": (line(conversations=[{"from": "narrator", "value": "a"}]), "`from` must be one of"),
+    "tools of a word": (line(messages=[{"role": "user", "content": "a"}], tools="{"), "`tools` is a string that is not"),
+    "tools of numbers": (line(messages=[{"role": "user", "content": "a"}], tools=[1]), "`tools` must be a list of objects"),
+    "an instruction of a number": (line(instruction=1, output="a"), "`instruction` must be a string, got int"),
+    "a prompt of a list": (line(prompt=[], completion="a"), "must be two strings or two lists of messages, got list and"),
+    "a segment without a label": (line(segments=[{"text": "a"}]), "segments[1] must be an object with `label`"),
+    "no text": (line(text=""), "`text` is empty: there is nothing to train"),
+    "text of null": (line(text=None), "`text` must be a string, got nothing"),
+    "ids of words": (line(input_ids=["a"]), "`input_ids[0]` must be an integer of at least 0, got 'a'"),
+    "labels too few": (line(input_ids=[1, 2], labels=[1]), "`input_ids` holds 2 tokens, `labels` 1"),
+    "a label of -5": (line(input_ids=[1, 2], labels=[1, -5]), "`labels` holds -5: a label is a token id"),
+    "an id beyond the vocabulary": (line(input_ids=[1, 320]), "token id 320 is outside the model's vocabulary of 320"),
+    "one token": (line(input_ids=[1]), "no token of this record would be trained"),
+}  # fmt: skip
+
+CASES = FILES | RECORDS
