@@ -34,6 +34,7 @@ from .model.synthetic import outline
 from .optim.adamw import AdamW
 from .optim.schedule import Schedule, schedule_of
 from .pace import first_rate, flops_per_submit
+from .sinks import require_sinks
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def prepare(config: TrainConfig, skip_bad_lines: bool = False, today: datetime |
 
     `today`: what a chat template that asks for the date is told, when not the moment of the call.
     """
+    require_sinks(config.report_to)
     checkpoint = open_checkpoint(config.base_model)
     lora, start = start_adapter(config, checkpoint.config)
     words = words_of_model(config, checkpoint)

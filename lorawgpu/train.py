@@ -11,6 +11,7 @@ from .data.preview import preview_lines
 from .errors import UserError
 from .gpu import open_device, open_dry_device
 from .planning import plan_text
+from .report import write_report
 from .resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
 from .run import build_engine, load_data, prepare, words_without_weights
 from .trainer import Trainer
@@ -28,7 +29,8 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--set", metavar="key=value", action="append", default=[], help="override a key of the config")
     usage = "continue from the newest checkpoint of output_dir, or from DIR"
     parser.add_argument("--resume", metavar="auto|DIR", nargs="?", const="auto", help=usage)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and the memory, allocate nothing, and stop")
+    usage = "print the plan and the memory it takes, without taking it, and stop"
+    parser.add_argument("--dry-run", action="store_true", help=usage)
     parser.add_argument("--preview", metavar="N", type=int, help="show N samples with their trained tokens, and stop")
     parser.add_argument("--json", action="store_true", help="the preview as JSON lines")
     parser.add_argument("--skip-bad-lines", action="store_true", help="count and list bad lines of data instead")
@@ -76,7 +78,17 @@ def train(config: TrainConfig, args: Namespace) -> int:
     print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
     if args.dry_run:
         return 0
-    return trainer.train()
+    code = trainer.train()
+    write_report_if_possible(prepared.folder)
+    return code
+
+
+def write_report_if_possible(folder: Path) -> None:
+    """The run is over and saved: whatever stands in the way of its report is a note."""
+    try:
+        print(f"report: {write_report(folder)}")
+    except (UserError, OSError) as error:
+        print(f"note: no report: {error}", file=sys.stderr)
 
 
 main = main_of(run)

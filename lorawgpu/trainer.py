@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 from .atomic import replace_file
 from .checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from .data.batching import Window
@@ -21,6 +23,7 @@ from .prefetch import Prefetch
 from .resume import Standing, restore, resume_notes, take_snapshot
 from .run import Run
 from .samples import Samples
+from .sinks import open_sinks
 from .watch import LateReader, Report, bad_tensors, fault
 
 METRICS_FILE, CONFIG_FILE = "metrics.jsonl", "config.yaml"
@@ -49,9 +52,10 @@ class Trainer:
         folder = self.run.folder
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / CONFIG_FILE, self.config.dump_yaml().encode())
-        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None)
+        sinks = open_sinks(self.config.report_to, folder, self.config.model_dump())
+        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, sinks)
         if not self.standing.step:
-            log.write(0, plan=self.plan)
+            log.write(0, plan=self.plan, total_steps=self.run.schedule.total_steps)
         self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
         for note in self.notes:
             self.progress.message(f"note: this run will not end as the one before would have: {note}")
@@ -71,6 +75,8 @@ class Trainer:
         return 0
 
     def _loop(self, interrupts: Interrupts) -> None:
+        if not self.standing.step and self.config.eval_steps:
+            self._look_at_base()
         with Prefetch(self.run.batches.windows(self.standing.data)) as windows:
             while not self._finished():
                 self._step(next(windows))
@@ -162,6 +168,20 @@ class Trainer:
             result = evaluate_source(self.engine, held_out) if held_out is not None else None
         self.work, self.since = 0.0, time.perf_counter()
         return result is not None and self._judge(result)
+
+    def _look_at_base(self) -> None:
+        """Held-out loss and sample answers of the bare base model: what those of all evaluations are to beat."""
+        start = self.run.start
+        self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in start.items()})
+        with self.progress.paused():
+            if self.samples.prompts:
+                self.progress.log.write(0, base_samples=self.samples.answers())
+            if self.run.data.validation is not None:
+                loss = evaluate_source(self.engine, self.run.data.validation).loss
+                self.progress.log.write(0, base_eval_loss=loss)
+                self.progress.message(f"before: held-out loss {loss:.4f}")
+        self.engine.load("params", start)
+        self.since = time.perf_counter()
 
     def _judge(self, result: Evaluation) -> bool:
         """Log an evaluation; whether it is the best so far."""

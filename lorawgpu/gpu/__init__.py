@@ -7,4 +7,14 @@ from .plan import Plan
 from .tensor import Tensor, padded
 from .workspace import Workspace
 
-__all__ = ["Device", "KernelCache", "Plan", "Tensor", "Workspace", "device_errors", "open_device", "open_dry_device", "padded"]
+__all__ = [
+    "Device",
+    "KernelCache",
+    "Plan",
+    "Tensor",
+    "Workspace",
+    "device_errors",
+    "open_device",
+    "open_dry_device",
+    "padded",
+]

@@ -1,0 +1,294 @@
+"""The report of a run: what it shows, what it escapes, when it is written, and how it looks in a browser."""
+
+import builtins
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+from tiny_run import MODEL, byte_model, write_config, write_data
+
+from lorawgpu import report
+from lorawgpu.config import load_config
+from lorawgpu.metrics import MetricsLog, read_metrics
+from lorawgpu.model.adapter import read_adapter, write_adapter
+from lorawgpu.report import write_report
+from lorawgpu.reporting.adapter import product_norm, read_change
+from lorawgpu.reporting.charts import line_chart
+from lorawgpu.reporting.record import read_run
+
+CHARTS = ("loss", "eval-loss", "learning-rate", "grad-norm", "speed", "memory", "adapter")
+HOSTILE = "<script>alert('x')</script> & \"quoted\""
+
+
+def whole_run(folder, train_main):
+    """A run with everything a report shows; its folder."""
+    model = byte_model(folder / "model")
+    held_out = write_data(folder / "held_out.jsonl", samples=3, seed=9)
+    config = write_config(folder, base_model=str(model), eval_steps=2, max_steps=6, sample_prompts=[HOSTILE, "ab"],
+                          test_datasets=[{"path": str(held_out)}])  # fmt: skip
+    assert train_main([str(config)]) == 0
+    return folder / "out"
+
+
+def charts_in(html: str) -> dict[str, str]:
+    """The figures with a drawing, by id."""
+    figures = re.findall(r'<figure id="chart-([\w-]+)">(.*?)</figure>', html, re.S)
+    return {name: body for name, body in figures if "<svg" in body}
+
+
+def test_a_run_ends_with_a_report_of_everything(tmp_path, train_main, capsys):
+    folder = whole_run(tmp_path, train_main)
+    assert f"report: {folder}/report.html" in capsys.readouterr().out
+    html = (folder / "report.html").read_text("utf-8")
+    assert tuple(charts_in(html)) == CHARTS
+    assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!#)[^"')\s]*//""", html.replace("xlink:", ""))
+    assert "finished at step 6 of 6" in html and "trainable parameters" in html
+    assert "lora_r: 4" in html and "sequence_len: 32" in html  # the resolved config
+    assert "<script" not in html and "&lt;script&gt;" in html
+    with_base = [r for r in read_metrics(folder / "metrics.jsonl") if "base_samples" in r]
+    assert [r["step"] for r in with_base] == [0] and "2 earlier" in html
+    lines = html.count("base model</div>")
+    assert lines == 2 and html.count("with the adapter, step 6") == 2
+
+
+def test_the_base_is_looked_at_before_the_first_step_and_leaves_no_trace(tmp_path, lab):
+    """With an adapter to continue from, the base is the model without it; training still starts from the adapter."""
+    keys = {
+        "adapter": str(MODEL / "adapter_init"),
+        "lora_r": None,
+        "lora_alpha": None,
+        "val_set_size": 2,
+        "max_steps": 2,
+    }
+    without = lab.trainer(write_config(tmp_path / "a", **keys))
+    assert without.train() == 0
+    looked = lab.trainer(write_config(tmp_path / "b", **keys, eval_steps=2))
+    assert looked.train() == 0
+    for name, tensor in without.engine.tensors().items():
+        assert np.array_equal(tensor, looked.engine.tensors()[name]), name
+    records = read_metrics(looked.run.folder / "metrics.jsonl")
+    (base,) = [r["base_eval_loss"] for r in records if "base_eval_loss" in r]
+    looked.engine.load("params", {n: np.zeros_like(t) for n, t in looked.run.start.items()})
+    from lorawgpu.evaluation import evaluate_source
+
+    assert evaluate_source(looked.engine, looked.run.data.validation).loss == base
+
+
+def test_a_running_run_is_reported_as_far_as_it_came(tmp_path):
+    """A torn last line, no config, no checkpoint: nothing of it is an error, and nothing is touched."""
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(0, plan={"model": "m"}, total_steps=9)
+    log.write(1, loss=2.0, learning_rate=1e-3)
+    log.close()
+    torn = (tmp_path / "metrics.jsonl").read_bytes() + b'{"step": 2, "loss": 1.'
+    (tmp_path / "metrics.jsonl").write_bytes(torn)
+    assert report.main([str(tmp_path)]) == 0
+    html = (tmp_path / "report.html").read_text("utf-8")
+    assert "step 1 of 9; running or interrupted" in html and "No adapter was saved yet." in html
+    assert tuple(charts_in(html)) == ("loss", "learning-rate")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == torn
+
+
+def test_records_of_any_kind_make_a_page(tmp_path):
+    """Numbers that were not finite leave a gap; what is no number, or no list of samples, is passed over."""
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(1, loss=float("nan"), plan=[HOSTILE], samples="x", base_samples=[3], total_steps=HOSTILE, gpu_bytes=True)
+    log.write(2, loss=HOSTILE, bad_step=HOSTILE, grad_norm=0.0, tokens_per_s=0, samples=[{"prompt": HOSTILE}])
+    log.write(3, loss=0.0, grad_norm=-1e300)
+    log.close()
+    html = write_report(tmp_path).read_text("utf-8")
+    assert "<script" not in html and "1 steps were not finite" in html
+    assert "loss" in charts_in(html)
+
+
+def test_a_resumed_run_shows_its_latest_checkpoint(tmp_path, train_main):
+    config = write_config(tmp_path, max_steps=2, save_steps=2)
+    assert train_main([str(config)]) == 0
+    folder = tmp_path / "out"
+    assert read_run(folder).finished
+    lora, tensors = read_adapter(folder)
+    write_adapter(folder / "checkpoint-3", lora, {n: 2 * t for n, t in tensors.items()}, "m")
+    later = (folder / "adapter_model.safetensors").stat().st_mtime + 10
+    os.utime(folder / "checkpoint-3" / "adapter_model.safetensors", (later, later))
+    run = read_run(folder)
+    assert not run.finished and run.adapter.place.name == "checkpoint-3"
+    (folder / "checkpoint-3" / "adapter_model.safetensors").write_bytes(b"cut")
+    assert read_run(folder).adapter.place.name == "checkpoint-2"
+
+
+def test_change_is_the_norm_of_the_difference_of_products(tmp_path):
+    """Against the products themselves, in float64; from a fresh start, and from another adapter."""
+    lora, start = read_adapter(MODEL / "adapter_init")
+    rng = np.random.default_rng(0)
+    moved = {name: tensor + rng.standard_normal(tensor.shape).astype(np.float32) for name, tensor in start.items()}
+    write_adapter(tmp_path / "a", lora, moved, "m")
+    module = "model.layers.1.mlp.down_proj"
+    a, b = (f"base_model.model.{module}.lora_{x}.weight" for x in "AB")
+    product = lora.scale(module) * moved[b].astype(np.float64) @ moved[a]
+    before = lora.scale(module) * start[b].astype(np.float64) @ start[a]
+    fresh, continued = read_change(tmp_path / "a", None), read_change(tmp_path / "a", MODEL / "adapter_init")
+    assert fresh.change[1]["down_proj"] == pytest.approx(np.linalg.norm(product), rel=1e-6)  # float32 tensors
+    assert continued.change[1]["down_proj"] == pytest.approx(np.linalg.norm(product - before), rel=1e-6)
+    assert continued.continued and not fresh.continued
+    assert fresh.parameters == sum(t.size for t in start.values())
+    zero = read_change(MODEL / "adapter_init", MODEL / "adapter_init")
+    assert max(v for layer in zero.change.values() for v in layer.values()) < 1e-6
+    assert product_norm(np.zeros((2, 3)), np.ones((4, 2))) == 0
+
+
+def test_charts_are_the_same_every_time():
+    line = [("", "#000", [(1, 2.0), (2, 1.0)])]
+    one, two = (line_chart("x", "t", line) for _ in range(2))
+    assert one.svg == two.svg and one.svg != line_chart("y", "t", line).svg and one.said == "from 2 to 1"
+
+
+def without_matplotlib(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(f"No module named {name!r}")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+def test_without_matplotlib_the_command_names_the_extra_and_training_goes_on(tmp_path, monkeypatch, train_main, capsys):
+    without_matplotlib(monkeypatch)
+    assert train_main([str(write_config(tmp_path, max_steps=1))]) == 0
+    assert "note: no report: the report's charts need matplotlib" in capsys.readouterr().err
+    assert report.main([str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert "pip install 'lorawgpu[report]'" in err and "Traceback" not in err
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir()], ids=["no folder", "no run"])
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys, make):
+    make(tmp_path / "none")
+    assert report.main([str(tmp_path / "none")]) == 2
+    assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+# report_to
+
+
+class Library(types.ModuleType):
+    """Stands for tensorboard.summary and for wandb: notes what it is told."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.told = []
+
+    def Writer(self, logdir):  # noqa: N802
+        self.told.append(("open", logdir))
+        return self
+
+    def init(self, **settings):
+        self.told.append(("init", settings))
+        return self
+
+    def add_scalar(self, name, value, step):
+        self.told.append((name, value, step))
+
+    def log(self, numbers, step):
+        self.told.append((numbers, step))
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self.told.append("closed")
+
+    finish = close
+
+
+def test_numbers_go_to_tensorboard_and_wandb(tmp_path, monkeypatch, lab):
+    board, wandb = Library("tensorboard.summary"), Library("wandb")
+    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", board)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    folder = lab.train(write_config(tmp_path, max_steps=2, report_to=["tensorboard", "wandb"]))
+    logged = [r for r in read_metrics(folder / "metrics.jsonl") if "learning_rate" in r]
+    assert board.told[0] == ("open", str(folder / "tensorboard")) and board.told[-1] == "closed"
+    assert [t for t in board.told if t[0] == "loss"] == [("loss", r["loss"], r["step"]) for r in logged]
+    settings = wandb.told[0][1]
+    assert settings["name"] == "out" and settings["config"]["lora_r"] == 4 and wandb.told[-1] == "closed"
+    sent = [t for t in wandb.told if isinstance(t, tuple) and isinstance(t[0], dict) and "loss" in t[0]]
+    assert [(n["loss"], step) for n, step in sent] == [(r["loss"], r["step"]) for r in logged]
+    assert not any("plan" in n for n, _ in sent)
+
+
+def test_a_number_that_is_not_finite_is_left_out(tmp_path):
+    from lorawgpu.sinks import TensorBoard
+
+    board = Library("tensorboard.summary")
+    TensorBoard(board, tmp_path, {}).write(3, {"loss": float("nan"), "lr": 1.0})
+    assert board.told[1:] == [("lr", 1.0, 3)]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_library_is_told_before_anything_is_loaded(tmp_path, monkeypatch, train_main, capsys, name):
+    for module in (name, "tensorboard.summary"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert train_main([str(write_config(tmp_path, report_to=name))]) == 2
+    assert f"pip install 'lorawgpu[{name}]'" in capsys.readouterr().err
+    assert load_config(tmp_path / "config.yaml").report_to == [name]
+
+
+# In a browser
+
+CHROMIUM = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+            "--disable-component-update --disable-sync --hide-scrollbars --window-size=1240,1700").split()  # fmt: skip
+MEASURE = """<script>
+const shown = [...document.querySelectorAll("figure svg")].map(svg => {
+  const box = svg.getBoundingClientRect();
+  return [svg.closest("figure").id, box.width, box.height, svg.querySelectorAll("path").length];
+});
+const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+const fetched = performance.getEntriesByType("resource").length;
+document.body.dataset.measured = JSON.stringify({shown, wide, fetched});
+</script></body>"""
+
+
+def browser() -> str:
+    """Chromium. Only a developer's machine may do without: a missing one is a failure where CI is set."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not found:
+        assert not os.environ.get("CI"), "no chromium (Debian: apt-get install chromium)"
+        pytest.skip("no chromium (Debian: apt-get install chromium)")
+    return found
+
+
+@pytest.mark.long
+def test_a_browser_shows_every_chart(tmp_path, train_main):
+    """The page is measured by a script of ours that is put into a copy of it; the page itself holds none."""
+    html = (whole_run(tmp_path, train_main) / "report.html").read_text("utf-8")
+    (tmp_path / "measured.html").write_text(html.replace("</body>", MEASURE))
+    command = [browser(), *CHROMIUM, f"--user-data-dir={tmp_path / 'profile'}"]
+    page = f"file://{tmp_path}/measured.html"
+    dom = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120, check=True).stdout
+    measured = json.loads(re.search(r'data-measured="([^"]*)"', dom)[1].replace("&quot;", '"'))
+    assert [name for name, *_ in measured["shown"]] == [f"chart-{name}" for name in CHARTS]
+    for name, width, height, paths in measured["shown"]:
+        assert width > 250 and height > 120 and paths > 5, name
+    assert measured["wide"] <= 0 and measured["fetched"] == 0
+    shot = tmp_path / "report.png"
+    subprocess.run([*command, f"--screenshot={shot}", page], capture_output=True, timeout=120, check=True)
+    assert_drawn(shot)
+
+
+def assert_drawn(png):
+    """The screenshot has the colours of the page, of the lines and of the held-out line, so it is no blank page."""
+    from matplotlib.image import imread
+
+    pixels = (imread(png)[..., :3] * 255).round().astype(int)
+    assert pixels.shape[:2] == (1700, 1240)
+    for colour in ((0x25, 0x63, 0xA8), (0xD9, 0x76, 0x2B), (0xFF, 0xFF, 0xFF)):
+        assert (np.abs(pixels - colour).max(-1) < 8).sum() > 50, colour
