@@ -78,37 +78,40 @@ def test_what_cannot_be_had_is_refused_with_the_list(choice, adapters, message):
     assert adapters or "mesa-vulkan-drivers" in text
 
 
+def nothing(adapter, reason, limits, budget):
+    """In the place of a Device: what it would be asked for."""
+    return limits
+
+
 def test_the_environment_chooses_unless_the_option_does(monkeypatch):
     asked = []
     monkeypatch.setattr(gpu_device, "choose_adapter", lambda choice, _: asked.append(choice) or (CPU, "why"))
-    monkeypatch.setattr(gpu_device, "Device", lambda *args: args)
     monkeypatch.setattr(CPU, "limits", dict.fromkeys(gpu_device.ADAPTER_LIMITS, 1 << 40))
     monkeypatch.setenv("LORAWGPU_DEVICE", "cpu")
     monkeypatch.delenv("LORAWGPU_LIMITS", raising=False)
-    open_device()
-    open_device("1")
+    open_device(kind=nothing)
+    open_device("1", kind=nothing)
     monkeypatch.delenv("LORAWGPU_DEVICE")
-    open_device()
+    open_device(kind=nothing)
     assert asked == ["cpu", "1", "auto"]
 
 
 def test_limits(monkeypatch):
     """Two follow the adapter, below 2 GiB; the rest are WebGPU's, and `webgpu` takes all of them from there."""
-    monkeypatch.setattr(gpu_device, "Device", lambda adapter, reason, limits, budget: limits)
     monkeypatch.setattr(gpu_device, "choose_adapter", lambda choice, _: (CPU, "why"))
     monkeypatch.setattr(CPU, "limits", dict.fromkeys(gpu_device.ADAPTER_LIMITS, 1 << 40))
     monkeypatch.delenv("LORAWGPU_LIMITS", raising=False)
-    asked = open_device()
+    asked = open_device(kind=nothing)
     assert {asked[k] for k in gpu_device.ADAPTER_LIMITS} == {gpu_device.BINDING_CEILING}
     assert {k: v for k, v in asked.items() if k not in gpu_device.ADAPTER_LIMITS} == {
         k: v for k, v in DEFAULT_LIMITS.items() if k not in gpu_device.ADAPTER_LIMITS
     }
-    assert open_device(limits="webgpu") == DEFAULT_LIMITS
+    assert open_device(limits="webgpu", kind=nothing) == DEFAULT_LIMITS
     monkeypatch.setenv("LORAWGPU_LIMITS", "webgpu")
-    assert open_device() == DEFAULT_LIMITS
+    assert open_device(kind=nothing) == DEFAULT_LIMITS
     monkeypatch.setenv("LORAWGPU_LIMITS", "most")
     with pytest.raises(UserError, match="LORAWGPU_LIMITS='most': want adapter or webgpu"):
-        open_device()
+        open_device(kind=nothing)
 
 
 def test_the_device_has_the_limits_it_was_asked_for(device):
