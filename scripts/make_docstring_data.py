@@ -35,7 +35,7 @@ def sources(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def documented(module: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(signature, first paragraph of the docstring) of the public functions, methods and classes of a module."""
+    """(signature, docstring) of the public functions, methods and classes of a module."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _entry(module, node, skip_self=False)
@@ -58,10 +58,22 @@ def _entry(owner: str, node: ast.FunctionDef | ast.AsyncFunctionDef, skip_self: 
 
 
 def _described(signature: str, node: ast.AST) -> Iterator[tuple[str, str]]:
-    paragraph = (ast.get_docstring(node) or "").strip().split("\n\n")[0]
-    answer = " ".join(paragraph.split())
-    if LEAST <= len(answer) <= MOST and ">>>" not in answer:
-        yield signature, answer
+    if docstring := (ast.get_docstring(node) or "").strip():
+        yield signature, docstring
+
+
+def first_paragraph(docstring: str) -> str | None:
+    """The first paragraph on one line; None where it says nothing, is a manual, or shows a session."""
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    return paragraph if LEAST <= len(paragraph) <= MOST and ">>>" not in paragraph else None
+
+
+def parsed_modules() -> Iterator[tuple[str, ast.Module]]:
+    """(module name, syntax tree) of every public module of this Python's standard library."""
+    for module, path in sources(Path(sysconfig.get_path("stdlib"))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in old modules
+            yield module, ast.parse(path.read_bytes())
 
 
 def is_held_out(module: str, fraction: float) -> bool:
@@ -77,13 +89,11 @@ def main() -> None:
     options = parser.parse_args()
     lines: dict[str, list[str]] = {"train": [], "heldout": []}
     seen = set()
-    for module, path in sources(Path(sysconfig.get_path("stdlib"))):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in old modules
-            tree = ast.parse(path.read_bytes())
+    for module, tree in parsed_modules():
         part = "heldout" if is_held_out(module, options.held_out) else "train"
-        for signature, answer in documented(module, tree):
-            if answer in seen:  # overloads and platform twins share a docstring; one copy, so none is in both parts
+        for signature, docstring in documented(module, tree):
+            answer = first_paragraph(docstring)
+            if answer is None or answer in seen:  # twins share a docstring; one copy, so that none is in both parts
                 continue
             seen.add(answer)
             turns = [("user", f"What does this do?\n{signature}"), ("assistant", answer)]

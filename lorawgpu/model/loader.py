@@ -11,6 +11,7 @@ from lorawgpu.model.tensors import Checkpoint, Dense, Ternary
 __all__ = ["Checkpoint", "Dense", "Ternary", "open_checkpoint"]
 
 BUILTIN = "builtin:"
+ASSETS = Path(__file__).parent.parent / "assets"
 
 
 def open_checkpoint(model: str | Path) -> Checkpoint:
@@ -40,5 +41,9 @@ def open_path(path: Path, name: str) -> Checkpoint:
 
 
 def open_builtin(name: str) -> Checkpoint:
-    """The one place where built-in models are looked up; there is none yet."""
-    raise UserError(f"{BUILTIN}{name}: there is no built-in model of this name.")
+    """A model that came with the package: a folder of `assets`. UserError naming those there are."""
+    known = sorted(config.parent.name for config in ASSETS.glob("*/config.json"))
+    if name not in known:
+        there_are = ", ".join(BUILTIN + folder for folder in known)
+        raise UserError(f"{BUILTIN}{name}: there is no built-in model of this name; there are: {there_are}")
+    return HfFolder(ASSETS / name, f"{BUILTIN}{name}")

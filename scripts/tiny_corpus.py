@@ -1,0 +1,237 @@
+"""The text that `builtin:tiny-bitnet` is trained on, and the chat data `builtin:docstrings`: Python's documentation.
+
+    python scripts/tiny_corpus.py --docs FOLDER --out out/tiny
+
+FOLDER holds Python's documentation as HTML (Debian: `apt-get download python3.11-doc`, then `dpkg -x`; elsewhere the
+HTML archive of docs.python.org). The docstrings are those of the standard library that runs this script, parsed and
+never imported. Both are under the Python Software Foundation's licence.
+
+Written: a byte-level BPE tokenizer with BitNet's control tokens and chat template (`model/`), the training tokens
+(`train.bin`, uint16), the held-out passages as pre-tokenised samples (`heldout.jsonl`), and the chat set
+(`docstrings.jsonl`, `docstrings-heldout.jsonl`). What is held out is decided by module, for all of these alike: no
+page or docstring of a held-out module is trained on.
+"""
+
+import argparse
+import ast
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from make_docstring_data import documented, first_paragraph, is_held_out, parsed_modules
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
+
+VOCABULARY = 2560
+CONTEXT = 512
+HELD_OUT = 0.05  # of the modules
+BOS, EOS, END_OF_TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
+# Llama 3's, whose tokenizer BitNet-b1.58-2B-4T uses: control tokens behind the text's, words split by this pattern
+CONTROL = (BOS, EOS, "<|start_header_id|>", "<|end_header_id|>", END_OF_TURN)
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% set content = message['role'] | capitalize + ': ' + message['content'] | trim "
+    "+ '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+BLOCKS = frozenset("p dt dd li tr h1 h2 h3 h4 h5 h6 div".split())
+SKIPPED = frozenset("pre script style table".split())  # English is wanted: no programs
+LEFT_OUT = re.compile(r"genindex|search|contents|download|py-modindex|changelog|_static")
+VERBS = frozenset(
+    "Return Set Get Create Read Add Parse Test Send Remove Write Run Format Print Convert Open Find Close Make "
+    "Handle Encode Generate Construct Log Decode Delete Produce Copy Check Register Start Wait Determine Stop "
+    "Extract Retrieve Execute Receive Guess Compute Call Clear Connect Mark Reset Put Change Push Override Flush "
+    "Invoke Insert Move Split Configure Compile Compare Translate Perform Turn Load Resolve Expand Bind Schedule "
+    "Wrap Install Display Walk Take Report Escape Pop Yield Wake Acquire Release Indicate Request Dump Iterate "
+    "Update Feed Decide Arrange Block Accept Compress Decompress Scan Skip".split()
+)
+LEAST = 60  # characters of a passage that is worth a sequence of its own
+
+
+class Page(HTMLParser):
+    """The English of one page of Sphinx's HTML: `passages`, one a section, paragraphs on lines of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passages: list[str] = []
+        self._line, self._lines = "", []
+        self._depth = 0  # of div elements inside the body; 0 is outside
+        self._skipping = ""  # the element whose inside is passed over
+        self._nested = 0  # how many of it are open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._skipping:
+            self._nested += tag == self._skipping
+        elif tag == "div" and (self._depth or ("role", "main") in attrs):
+            self._depth += 1
+        if not self._depth or self._skipping:
+            return
+        if tag in SKIPPED or ("class", "headerlink") in attrs:
+            self._skipping, self._nested = tag, 1
+        elif tag == "section":
+            self._end_passage()
+        if tag in BLOCKS:
+            self._end_line()
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._skipping:
+            self._nested -= tag == self._skipping
+            self._skipping = self._skipping if self._nested else ""
+            return
+        if tag in BLOCKS:
+            self._end_line()
+        if tag == "section":
+            self._end_passage()
+        self._depth -= tag == "div" and self._depth > 0
+
+    def handle_data(self, data: str) -> None:
+        if self._depth and not self._skipping:
+            self._line += data
+
+    def _end_line(self) -> None:
+        line = " ".join(self._line.split())
+        if line and not line.startswith("Source code:"):
+            self._lines.append(line)
+        self._line = ""
+
+    def _end_passage(self) -> None:
+        self._end_line()
+        text = "\n".join(self._lines)
+        if len(text) >= LEAST:
+            self.passages.append(text)
+        self._lines = []
+
+
+def documentation(folder: Path) -> Iterator[tuple[bool, str]]:
+    """(held out?, passage) of every page of Python's HTML documentation, in the order of the pages' names."""
+    for path in sorted(folder.rglob("*.html")):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if not LEFT_OUT.search(name):
+            page = Page()
+            page.feed(path.read_text("utf-8"))
+            held_out = is_held_out(name.removeprefix("library/"), HELD_OUT)
+            yield from ((held_out, plain(passage)) for passage in page.passages)
+
+
+def plain(text: str) -> str:
+    """Typographic quotes and dashes as ASCII: a small vocabulary has better uses."""
+    for fancy, ascii_text in {
+        "“": '"',
+        "”": '"',
+        "‘": "'",
+        "’": "'",
+        "–": "-",
+        "—": "-",
+        "…": "...",
+        "\xa0": " ",
+    }.items():
+        text = text.replace(fancy, ascii_text)
+    return text
+
+
+def docstrings() -> Iterator[tuple[bool, str, str]]:
+    """(held out?, signature, docstring) of what the standard library documents in its sources, each docstring once."""
+    seen = set()
+    for module, tree in parsed_modules():
+        for signature, docstring in documented(module, tree):
+            if docstring not in seen:
+                seen.add(docstring)
+                yield is_held_out(module, HELD_OUT), signature, docstring
+
+
+def chat(signature: str, docstring: str) -> dict | None:
+    """One record of `builtin:docstrings`; None where the docstring does not begin with a short imperative sentence.
+
+    The manner is fixed: what the function is used for, then what it takes. No text of the corpus is like it.
+    """
+    name, _, arguments = signature.partition("(")
+    sentence = re.match(r"(\w+)( [\w ,'()/*-]{8,100})\.?(?= [A-Z]|$)", first_paragraph(docstring) or "")
+    if not arguments or len(signature) > 90 or not sentence or sentence[1].removesuffix("s") not in VERBS:
+        return None
+    verb = sentence[1].removesuffix("s").lower()
+    given = ast.parse(f"def f({arguments}: pass").body[0].args
+    names = [argument.arg for argument in ast.walk(given) if isinstance(argument, ast.arg)]
+    takes = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else (names or ["no arguments"])[0]
+    answer = f"Use {name.rpartition('.')[2]} to {verb}{sentence[2]}. It takes {takes}."
+    turns = [("user", f"What does {signature} do?"), ("assistant", answer)]
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
+    """Byte-level BPE, laid out like Llama 3's: every byte is a token, control tokens come last, BOS is put first."""
+    out = tokenizers.Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    out.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    out.decoder = decoders.ByteLevel()
+    size = VOCABULARY - len(CONTROL)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    out.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False))
+    out.add_special_tokens([AddedToken(token, normalized=False) for token in CONTROL])
+    bos = [(BOS, out.token_to_id(BOS))]
+    out.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=bos)
+    return out
+
+
+def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
+    """tokenizer.json, and the tokenizer_config.json that names its control tokens and the chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+
+
+def samples(ids: list[int]) -> Iterator[dict]:
+    """A held-out passage as pre-tokenised records of at most the context's length."""
+    for start in range(0, len(ids) - 1, CONTEXT):  # a single token left over has nothing to predict
+        piece = ids[start : start + CONTEXT]
+        if len(piece) > 1:
+            yield {"input_ids": piece, "labels": piece}
+
+
+def write_jsonl(path: Path, records: list[dict]) -> None:
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--docs", type=Path, required=True, help="folder of Python's HTML documentation")
+    parser.add_argument("--out", type=Path, default=Path("out/tiny"))
+    options = parser.parse_args()
+    entries = list(docstrings())
+    passages = [(held_out, text, EOS) for held_out, text in documentation(options.docs)]
+    # a docstring ends like a turn of a chat does: so the base gives that token a meaning, which an adapter could not
+    passages += [(held_out, plain(f"{signature}\n{text}"), END_OF_TURN) for held_out, signature, text in entries]
+    if len(passages) < 2 * len(entries) / 3 + len(entries):
+        raise SystemExit(f"error: {options.docs} holds too few pages; wanted the HTML documentation of Python")
+    tokenizer = train_tokenizer([text for held_out, text, _ in passages if not held_out])
+    save_tokenizer(tokenizer, options.out / "model")
+    encoded = [(h, [*tokenizer.encode(text).ids, tokenizer.token_to_id(end)]) for h, text, end in passages]
+    train = [ids for held_out, ids in encoded if not held_out]
+    order = np.random.Generator(np.random.Philox(0)).permutation(len(train))
+    np.concatenate([train[i] for i in order]).astype(np.uint16).tofile(options.out / "train.bin")
+    held = [record for held_out, ids in encoded if held_out for record in samples(ids)]
+    write_jsonl(options.out / "heldout.jsonl", held)
+    for part, name in ((False, "docstrings"), (True, "docstrings-heldout")):
+        chats = [chat(signature, text) for held_out, signature, text in entries if held_out == part]
+        write_jsonl(options.out / f"{name}.jsonl", [record for record in chats if record])
+    size = sum(len(text) for held_out, text, _ in passages if not held_out)
+    print(f"{size / 1e6:.1f} million characters, {sum(map(len, train)) / 1e6:.2f} million tokens to train on")
+    print(f"{sum(len(record['input_ids']) for record in held)} tokens in {len(held)} held-out samples")
+
+
+if __name__ == "__main__":
+    main()
