@@ -3,6 +3,7 @@
 from .engine import Engine
 from .errors import UserError
 from .generation.decoder import Decoder
+from .generation.text import Prompts
 from .run import Run
 
 TOKENS = 64  # of an answer, at most
@@ -20,18 +21,12 @@ class Samples:
             return
         if self.words.tokenizer is None:
             raise UserError(f"sample_prompts need the model's tokenizer: {self.words.missing}")
-        self.ids = [self._encode(prompt) for prompt in self.prompts]
-        self.ends = set(run.checkpoint.config.eos_token_ids) | {self.words.tokenizer.eos_id}
+        asking = Prompts(self.words.tokenizer, self.words.template)
+        ask = asking.raw if asking.template is None else lambda text: asking.chat([{"role": "user", "content": text}])
+        self.ids = [ask(prompt) for prompt in self.prompts]
+        self.ends = asking.stop_ids(run.checkpoint.config.eos_token_ids)
         context = max(map(len, self.ids)) + TOKENS
         self.decoder = Decoder(engine.device, engine.model, engine.adapter, context=context, kernels=engine.kernels)
-
-    def _encode(self, prompt: str) -> list[int]:
-        """As the user's turn of a conversation where the model has a chat template, else as a text begins."""
-        tokenizer, template = self.words.tokenizer, self.words.template
-        if template is None:
-            return tokenizer.encode(prompt, add_special=True)
-        text = template.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
-        return tokenizer.encode(text)
 
     def answers(self) -> list[dict[str, str]]:
         """One {"prompt", "text"} a prompt; waits for the GPU at every token."""
@@ -46,4 +41,5 @@ class Samples:
                 break
             answer.append(token)
             self.decoder.extend([[token]])
-        return self.words.tokenizer.decode(answer, skip_special=True)
+        text = self.words.tokenizer.decode(answer, skip_special=True)
+        return text if self.words.template is None else text.strip()  # the answer's first word brings its blank along
