@@ -251,7 +251,8 @@ const shown = [...document.querySelectorAll("figure svg")].map(svg => {
   const box = svg.getBoundingClientRect();
   return [svg.closest("figure").id, box.width, box.height, svg.querySelectorAll("path").length];
 });
-const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+const boxes = [document.documentElement, ...document.querySelectorAll("figure, .card")];
+const wide = Math.max(...boxes.map(box => box.scrollWidth - box.clientWidth));
 const fetched = performance.getEntriesByType("resource").length;
 document.body.dataset.measured = JSON.stringify({shown, wide, fetched});
 </script></body>"""

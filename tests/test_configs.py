@@ -1,0 +1,131 @@
+"""The configs to start from: each loads, says what it should, and passes a dry run on a model of its real shape.
+
+The models are files of the right size that hold nothing: headers, and a hole in place of the weights. A dry run reads
+no weight, and the memory that it counts is the memory that the config's header promises.
+"""
+
+import json
+import re
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lorawgpu import train
+from lorawgpu.config import load_config
+from lorawgpu.gpu.device import BINDING_CEILING, DEFAULT_LIMITS
+from lorawgpu.gpu.dry import DryDevice
+from lorawgpu.model.config_hf import from_hf
+from lorawgpu.model.loader import ASSETS
+from lorawgpu.model.tensors import expected_tensors, is_linear, packed_rows
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+HEADER = ("Needs:", "Model:", "Launch:", "Then:", "Memory:", "Time:")
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16"}
+BITNET_2B = {
+    "architectures": ["BitNetForCausalLM"], "model_type": "bitnet", "hidden_act": "relu2", "torch_dtype": "bfloat16",
+    "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 30, "num_attention_heads": 20,
+    "num_key_value_heads": 5, "vocab_size": 128256, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0, "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001,
+    "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+}  # fmt: skip
+SHAPES = {
+    "microsoft/bitnet-b1.58-2B-4T": BITNET_2B,
+    "meta-llama/Llama-3.2-1B-Instruct": LLAMA | {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True, "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    },
+    "HuggingFaceTB/SmolLM2-135M-Instruct": LLAMA | {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 100000, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    },
+    "tiiuae/Falcon3-1B-Instruct-1.58bit": LLAMA | {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 18, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 131072, "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000042, "tie_word_embeddings": False, "eos_token_id": 11,
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "bitnet"},
+    },
+}  # fmt: skip
+
+
+def hollow_model(folder: Path, config: dict) -> Path:
+    """A model folder of this shape whose weights are a hole in a sparse file; its tokenizer is the built-in model's."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((ASSETS / "tiny-bitnet" / name).read_bytes())
+    model, header, end = from_hf(config, "test"), {}, 0
+
+    def put(name, dtype, shape, size):
+        nonlocal end
+        begin, end = end, end + size
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    for name, shape in expected_tensors(model).items():
+        if model.ternary and is_linear(name):
+            put(name, "U8", [packed_rows(shape[0]), shape[1]], packed_rows(shape[0]) * shape[1])
+            put(f"{name}_scale", "BF16", [1], 2)
+        else:
+            put(name, "BF16", list(shape), 2 * shape[0] * (shape[1] if len(shape) > 1 else 1))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return folder
+
+
+def big_card(choice=None):
+    """A discrete card with the largest limits that we use."""
+    info = {"device": "card", "adapter_type": "DiscreteGPU", "backend_type": "Vulkan", "description": "driver"}
+    limits = DEFAULT_LIMITS | {"max-storage-buffer-binding-size": BINDING_CEILING, "max-buffer-size": 1 << 32}
+    return DryDevice(SimpleNamespace(info=info, features=()), "for the test", limits)
+
+
+def header_of(path: Path) -> dict[str, str]:
+    """What the comments at the top of a config say, by their first word."""
+    lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").split("\n\n")[0].splitlines()]
+    text = " ".join(lines)
+    starts = [text.index(word) for word in HEADER] + [len(text)]
+    return {word: text[a:b].removeprefix(word).strip() for word, a, b in zip(HEADER, starts, starts[1:], strict=False)}
+
+
+def test_all_six_are_there():
+    names = {"tiny", "bitnet-2b-chat", "bitnet-2b-8gb", "llama-3.2-1b", "smollm2-docstrings", "falcon3-1.58bit"}
+    assert {path.stem for path in CONFIGS} == names
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_it_says_what_it_needs_and_what_each_key_is_for(path):
+    header, config = header_of(path), load_config(path)
+    assert f"python -m lorawgpu.train configs/{path.name}" in header["Launch:"]
+    assert config.base_model in header["Model:"] and Path(config.output_dir).name == path.stem
+    assert f"--adapter out/{path.stem}" in header["Then:"] and f"--model {config.base_model}" in header["Then:"]
+    lines = path.read_text("utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r"\w+:", line):  # the comment stands beside a key, above it, or beside its first item
+            around = [line, lines[number + 1]] if line.endswith(":") else [line]
+            assert any(" # " in text for text in around) or lines[number - 1].startswith("# "), line
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, tmp_path, monkeypatch, capsys):
+    config = load_config(path)
+    monkeypatch.setattr(train, "open_dry_device", big_card)
+    monkeypatch.chdir(tmp_path)
+    sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'out'}"]
+    if not config.base_model.startswith("builtin:"):
+        sets.append(f"base_model={hollow_model(tmp_path / 'model', SHAPES[config.base_model])}")
+    assert train.main([str(path), "--dry-run", *(arg for text in sets for arg in ("--set", text))]) == 0
+    said = capsys.readouterr().out
+    counted = float(re.search(r"memory +([\d,.]+) MiB", said)[1].replace(",", ""))
+    promised, unit = re.search(r"([\d.]+) (GiB|MiB)", header_of(path)["Memory:"]).groups()
+    assert counted == pytest.approx(float(promised) * (1024 if unit == "GiB" else 1), rel=0.02)  # two digits are said
+    assert not (tmp_path / "out").exists()
