@@ -31,8 +31,8 @@ def wrong(verdict, hostile) -> str:
 
 @pytest.mark.parametrize("seed", [0])
 def test_hostile_files(tmp_path, capsys, seed):
+    from hostile.born import corpus
     from hostile.judge import Judge
-    from hostile.seeds import corpus
 
     counts, faults, shown = Counter(), [], {}
     with Judge() as judge:

@@ -6,7 +6,6 @@ A JSONL line is handed on as bytes and parsed by whoever encodes it: on all core
 
 import csv
 import glob
-import gzip
 import io
 import json
 import re
@@ -16,17 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from lorawgpu.data.compressed import COMPRESSED, MAX_EXPANSION, bomb, limit, open_bytes, read_whole
 from lorawgpu.errors import UserError
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
-COMPRESSED = (".gz", ".zst")
 BUILTIN = "builtin:"
 ASSETS = Path(__file__).parent.parent / "assets"
 EXCERPT = 80  # characters of a bad line in its message
 MAX_RECORD = 16 << 20  # bytes of a JSONL line; a longer text than any sequence_len is another mistake
-# How far a compressed file may expand beyond its first 8 MiB: text shrinks to a tenth, with a prompt that every record
-# repeats to a hundredth, a bomb to a thousandth and less. Less where all of it is in memory at once.
-MAX_EXPANSION, MAX_WHOLE = 200, 32
 PARQUET_ROWS = 4  # decoded at a time: a few bytes of Parquet can say that each of them is as long as all the file
 
 
@@ -100,7 +96,7 @@ def read(path: Path) -> Iterator[tuple[int, Raw]]:
                 yield from _csv(str(path), stream)
         elif kind == ".json" and _is_array(path):
             with open_bytes(path) as stream:
-                yield from _array(str(path), _read_whole(path, stream))
+                yield from _array(str(path), read_whole(path, stream))
         else:
             with open_bytes(path) as stream:
                 yield from split_lines(stream, 1)
@@ -112,63 +108,6 @@ def _unreadable() -> tuple[type[Exception], ...]:
     """What the file system and the decompressors raise; zstandard's own only where a file has brought it in."""
     zstandard = sys.modules.get("zstandard")
     return (OSError, EOFError, zlib.error, *((zstandard.ZstdError,) if zstandard else ()))
-
-
-def open_bytes(path: Path) -> BinaryIO:
-    """The bytes of a file, decompressed on the way."""
-    if path.suffix.lower() == ".gz":
-        return _bounded(path, gzip.open(path, "rb"))
-    if path.suffix.lower() == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(f"{path}: reading .zst needs the extra `zstd`: pip install 'lorawgpu[zstd]'") from None
-        decompressor = zstandard.ZstdDecompressor()
-        return _bounded(path, decompressor.stream_reader(path.open("rb"), read_across_frames=True, closefd=True))
-    return path.open("rb")
-
-
-def _limit(path: Path, expansion: int) -> int:
-    return (8 << 20) + expansion * path.stat().st_size
-
-
-def _bomb(path: Path, expansion: int) -> UserError:
-    return UserError(f"{path}: expands more than {expansion}-fold; if you trust it, store it uncompressed")
-
-
-def _read_whole(path: Path, stream: BinaryIO) -> bytes:
-    """All of a stream; UserError when it is a compressed file that becomes too much at once."""
-    if path.suffix.lower() not in COMPRESSED:
-        return stream.read()
-    data = stream.read(_limit(path, MAX_WHOLE) + 1)
-    if len(data) > _limit(path, MAX_WHOLE):
-        raise _bomb(path, MAX_WHOLE)
-    return data
-
-
-def _bounded(path: Path, stream: BinaryIO) -> BinaryIO:
-    return io.BufferedReader(_Bounded(path, stream), 1 << 18)
-
-
-class _Bounded(io.RawIOBase):
-    """A decompressed stream that ends in a UserError when it is far longer than its file."""
-
-    def __init__(self, path: Path, stream: BinaryIO):
-        self.path, self.stream, self.left = path, stream, _limit(path, MAX_EXPANSION)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        count = self.stream.readinto(buffer)
-        self.left -= count
-        if self.left < 0:
-            raise _bomb(self.path, MAX_EXPANSION)
-        return count
-
-    def close(self) -> None:
-        self.stream.close()
-        super().close()
 
 
 def split_lines(stream: BinaryIO, first_line: int) -> Iterator[tuple[int, bytes]]:
@@ -285,13 +224,13 @@ def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
     source = path
     if path.suffix.lower() in COMPRESSED:
         with open_bytes(path) as stream:
-            source = io.BytesIO(_read_whole(path, stream))
+            source = io.BytesIO(read_whole(path, stream))
     try:
-        row, left = 0, _limit(path, MAX_EXPANSION)
+        row, left = 0, limit(path, MAX_EXPANSION)
         for batch in parquet.ParquetFile(source).iter_batches(batch_size=PARQUET_ROWS):
             left -= batch.nbytes
             if left < 0:
-                raise _bomb(path, MAX_EXPANSION)
+                raise bomb(path, MAX_EXPANSION)
             for record in batch.to_pylist():
                 row += 1
                 yield row, _cells(record)

@@ -27,6 +27,12 @@ def renamed(name):
     return lambda header, data: ({name if key == A else key: value for key, value in header.items()}, data)
 
 
+def without_last(header, data):
+    last = max((name for name in header if name != "__metadata__"), key=lambda name: header[name]["data_offsets"])
+    rest = {name: value for name, value in header.items() if name != last}
+    return rest, data[: header[last]["data_offsets"][0]]
+
+
 def infinite(header, data):
     at = header[A]["data_offsets"][0]
     return header, data[:at] + b"\0\0\x80\x7f" + data[at + 4 :]
@@ -43,9 +49,9 @@ def pickled(made):
 
 
 ADAPTERS = {
-    "no weights": (partial(files, edit=lambda a: (a / "adapter_model.safetensors").unlink()), "adapter_model.safetensors"),
+    "no weights": (partial(files, edit=lambda a: (a / "adapter_model.safetensors").unlink()), "adapter_model.safetens"),
     "a pickle": (partial(files, edit=pickled), "adapter_model.bin is a pickle, which can run code"),
-    "no config": (partial(files, edit=lambda a: (a / "adapter_config.json").unlink()), "adapter_config.json: no such file"),
+    "no config": (partial(files, edit=lambda a: (a / "adapter_config.json").unlink()), "adapter_config.json: no such"),
     "of another base": (lambda t: evaluate(t, adapter=GOLDEN / "bitnet_packed/adapter_init"), "has shape"),
     "no adapter of LoRA": (partial(adapter, peft_type="IA3"), "peft_type is 'IA3'; only LORA adapters are supported"),
     "whole modules": (partial(adapter, modules_to_save=["lm_head"]), "modules_to_save ['lm_head'] is not supported"),
@@ -60,15 +66,16 @@ ADAPTERS = {
     "targets of a number": (partial(adapter, target_modules=7), "target_modules is 7; wanted a list of module names"),
     "no targets": (partial(adapter, target_modules=[]), "lora_target_modules: empty, so there is nothing to train"),
     "targets too few": (partial(adapter, target_modules=["q_proj"]), "is of no targeted linear of the base model"),
-    "targets that are nowhere": (partial(adapter, target_modules=["layers.9.mlp.up_proj"]), "matches no linear of this"),
-    "patterns of a list": (partial(adapter, rank_pattern=[1]), "rank_pattern is [1]; wanted an object of module patterns"),
+    "targets that are nowhere": (partial(adapter, target_modules=["layers.9.mlp.up_proj"]), "matches no linear of thi"),
+    "patterns of a list": (partial(adapter, rank_pattern=[1]), "rank_pattern is [1]; wanted an object of module patte"),
     "a pattern too intricate": (partial(adapter, rank_pattern={"(.*)*x": 4}), "is too intricate; name the module"),
     "a pattern that is none": (partial(adapter, alpha_pattern={"(q": 4}), "is no regular expression"),
-    "another rank": (partial(adapter, r=8), "has shape [4, 64]; the base model and the rank in adapter_config.json want"),
+    "another rank": (partial(adapter, r=8), "has shape [4, 64]; the base model and the rank in adapter_config.json wa"),
     "no tensor": (partial(adapter, edit=lambda h, d: ({}, b"")), "holds no tensor"),
     "a tensor of something else": (partial(adapter, edit=renamed("lm_head.weight")), "is no LoRA tensor of a linear"),
-    "a tensor of another layer": (partial(adapter, edit=renamed(A.replace("layers.0", "layers.9"))), "is of no targeted"),
+    "a tensor of another layer": (partial(adapter, edit=renamed(A.replace("layers.0", "layers.9"))), "is of no target"),
     "a tensor renamed": (partial(adapter, edit=renamed(A.replace("lora_A", "lora_B"))), "q_proj.lora_B"),
+    "a tensor missing": (partial(adapter, edit=without_last), "is missing, one of 1; the file is not complete"),
     "a tensor of integers": (partial(adapter, edit=entry(dtype="I32")), "wanted a matrix of F32, F16 or BF16"),
     "a tensor that is no matrix": (partial(adapter, edit=entry(shape=[256])), "is F32 [256]; wanted a matrix of F32"),
     "a value that is not finite": (partial(adapter, edit=infinite), "holds a value that is not finite"),
@@ -89,22 +96,23 @@ def case(folder, arrays=None, expected=None, settings=None, edit=None):
     return ["verify", made]
 
 
+ONES = np.ones((1, 3), int)
 ALONE = {"nothing": np.zeros(1)}
 VERIFY = {
     "no such case": (lambda t: ["verify", t / "none"], "no such folder; wanted a golden case directory"),
-    "a case without a model": (partial(case, edit=lambda c: (c / "config.json").unlink()), "holds no model (config.json)"),
+    "a case without a model": (partial(case, edit=lambda c: (c / "config.json").unlink()), "holds no model (config.js"),
     "a case without a batch": (partial(case, edit=lambda c: (c / "batch.npz").unlink()), "batch.npz: no such file"),
     "a case that is no zip": (partial(case, edit=lambda c: (c / "batch.npz").write_bytes(b"PK")), "no readable .npz"),
     "a batch without labels": (partial(case, arrays={"labels": None}), "batch.npz: labels is missing"),
-    "a batch of other shapes": (partial(case, arrays={"labels": np.ones((1, 2), int)}), "wanted [B, T] for ids, labels"),
+    "a batch of other shapes": (partial(case, arrays={"labels": np.ones((1, 2), int)}), "wanted [B, T] for ids, label"),
     "padding on the left": (partial(case, arrays={k: np.array([[0, 1, 1]]) for k in ("input_ids", "labels",
                             "attention_mask")}), "attention_mask has a 1 after a 0"),
     "ids beyond the vocabulary": (partial(case, arrays={k: np.array([[1, 9999]]) for k in ("input_ids", "labels",
                                   "attention_mask")}), "input_ids holds values that are no token"),
-    "nothing to learn": (partial(case, arrays={"input_ids": np.ones((1, 3), int), "attention_mask": np.ones((1, 3), int),
-                         "labels": np.full((1, 3), -100)}), "labels hold no target token"),
+    "nothing to learn": (partial(case, arrays={"input_ids": ONES, "attention_mask": ONES, "labels": -100 * ONES}),
+                         "labels hold no target token"),
     "a gradient of nobody": (partial(case, expected={"grad.x": np.ones(1)}), "grad.x: the adapter has no such tensor"),
-    "answers of another shape": (partial(case, expected={"step_losses": np.ones(9)}), "step_losses has shape (9,); wanted"),
+    "answers of another shape": (partial(case, expected={"step_losses": np.ones(9)}), "step_losses has shape (9,); wa"),
     "a text without a prompt": (partial(case, expected={"base_greedy": np.ones(2, int), "base_greedy_prompt": None}),
                                 "base_greedy without base_greedy_prompt"),
     "a text of no tokens": (partial(case, expected={"greedy": np.array([99999]), "greedy_prompt": np.ones(1, int)}),

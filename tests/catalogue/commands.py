@@ -1,6 +1,9 @@
 """Command lines, and folders that a command is given."""
 
+import json
 from functools import partial
+
+from tiny_tokenizer import backend
 
 from . import DENSE, TERNARY, change, copy_of
 
@@ -41,14 +44,31 @@ def empty_run(folder):
     return ["report", folder / "run"]
 
 
+def spoken(folder, *argv, template=None, bos="<s>", **keys):
+    """Text from a model with a tokenizer."""
+    model = copy_of(DENSE, folder)
+    (model / "tokenizer.json").write_text(backend().to_str())
+    names = {"bos_token": bos, "eos_token": "</s>", "chat_template": template}
+    (model / "tokenizer_config.json").write_text(json.dumps(names))
+    change(model / "config.json", **keys)
+    return ["generate", "--model", model, *argv]
+
+
+def talk(*argv, **keys):
+    return lambda folder: spoken(folder, *argv, **keys)
+
+
 CASES = {
+    "nothing to begin with": (talk("--prompt", "", "--raw", bos=None), "the prompt is empty, and this model has no to"),
+    "no template": (talk("--prompt", "a", "--system", "b"), "this model has no chat template: ask with --raw"),
+    "a prompt beyond the context": (talk("--prompt", "a b c d e f", "--raw", max_position_embeddings=4), "tokens"),
     "no such command": (says("trane"), "no command 'trane'; the nearest one is 'train'"),
     "an option of nobody": (says("doctor", "--fix"), "unrecognized arguments: --fix (see lorawgpu doctor --help)"),
     "no cases": (says("verify"), "the following arguments are required: CASE_DIR"),
     "a word for a number": (generate("--prompt", "a", "--top-k", "few"), "argument --top-k: invalid int value: 'few'"),
     "no prompt": (generate(), "one of the arguments --prompt --prompts --chat is required"),
     "no new tokens": (generate("--prompt", "a", "--max-new-tokens", 0), "--max-new-tokens 0: wanted at least 1"),
-    "compare without an adapter": (generate("--prompt", "a", "--compare"), "--compare shows an answer with and without"),
+    "compare without an adapter": (generate("--prompt", "a", "--compare"), "--compare shows an answer with and withou"),
     "raw turns": (generate("--chat", "--raw"), "--raw has no turns"),
     "heat below zero": (generate("--prompt", "a", "--temperature", -1), "temperature is -1.0; wanted a value from 0"),
     "no file of prompts": (generate("--prompts", "{t}/none"), "none: No such file or directory"),
@@ -60,12 +80,12 @@ CASES = {
     "architecture of PEFT": (export("--to", "peft", "--arch", "llama"), "only --to gguf has an architecture"),
     "dequantised PEFT": (export("--to", "peft", "--dequantise"), "--dequantise: only --to merged writes weights"),
     "no base to merge into": (export("--to", "merged"), "names no base model, and this export needs one"),
-    "a base that is gone": (partial(of_base, base="/nowhere/base"), "the base model /nowhere/base: /nowhere/base: no such"),
-    "a ternary base": (export("--to", "merged", "--model", TERNARY, adapter=TERNARY / "adapter_init"), "is ternary, so an"),
-    "a dense base dequantised": (export("--to", "merged", "--model", DENSE, "--dequantise"), "--dequantise is for ternary"),
-    "an architecture of nobody": (export("--to", "gguf", "--model", DENSE, "--arch", "mamba"), "--arch mamba: for a base"),
+    "a base that is gone": (partial(of_base, base="/nowhere/base"), "the base model /nowhere/base: /nowhere/base: no"),
+    "a ternary base": (export("--to", "merged", "--model", TERNARY, adapter=TERNARY / "adapter_init"), "is ternary, s"),
+    "a dense base dequantised": (export("--to", "merged", "--model", DENSE, "--dequantise"), "--dequantise is for ter"),
+    "an architecture of nobody": (export("--to", "gguf", "--model", DENSE, "--arch", "mamba"), "--arch mamba: for a b"),
     "no such run": (says("report", "{t}/none"), "no such folder; wanted the output_dir of a run"),
     "a folder that is no run": (empty_run, "holds no run"),
-    "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a part"),
+    "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a par"),
     "a device too many": (says("doctor", "--device", 99), "device '99': there is no adapter with that index"),
 }  # fmt: skip

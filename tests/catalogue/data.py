@@ -53,6 +53,11 @@ def made(folder, *names):
     return evaluate(folder, data=folder / names[0].split("/")[0])
 
 
+def endless(path):
+    parquet.write_table(pyarrow.table({"input_ids": [[1, 2] * (1 << 19)] * 20}), path, compression="zstd")
+
+
+LINES = gzip.compress((b" " * 1023 + b"\n") * (20 << 10))
 BOMB = gzip.compress(b"[" + b" " * (12 << 20))
 FILES = {
     "no such data": (lambda t: evaluate(t, DENSE, data="none.jsonl"), "none.jsonl: there is no such file or folder"),
@@ -63,12 +68,15 @@ FILES = {
     "a gzip that is none": (partial(data, content="a", name="d.jsonl.gz"), "d.jsonl.gz: cannot be read: Not a gzipped"),
     "a gzip that is cut": (partial(data, content=gzip.compress(b"{}" * 999)[:-9], name="d.jsonl.gz"), "cannot be read"),
     "a gzip without end": (partial(data, content=BOMB, name="d.json.gz"), "expands more than 32-fold"),
+    "a gzip of endless lines": (partial(data, content=LINES, name="d.jsonl.gz"), "expands more than 200-fold"),
+    "a Parquet of endless rows": (partial(data, content=endless, name="d.parquet"), "expands more than 200-fold"),
+    "a template of nowhere": (lambda t: [*evaluate(t), "--chat-template", "none.jinja"], "chat_template_jinja none.ji"),
     "a zstd that is none": (partial(data, content="a", name="d.jsonl.zst"), "d.jsonl.zst: cannot be read"),
     "a Parquet that is none": (partial(data, content="a", name="d.parquet"), "not a Parquet file that can be read"),
-    "a Parquet of other columns": (partial(data, content=table, name="d.parquet"), "no known format has these keys: `a`"),
+    "a Parquet of other columns": (partial(data, content=table, name="d.parquet"), "no known format has these keys: `"),
     "a CSV with an open quote": (partial(data, content='a,b\n"', name="d.csv"), "d.csv, line 2: not valid CSV"),
     "a CSV row too short": (partial(data, content="text,b\nx\n", name="d.csv"), "line 2: 1 cells under a header of 2"),
-    "an array that ends early": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "no ',' or ']' after it"),
+    "an array that ends early": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "no ',' or ']' aft"),
     "an array of no JSON": (partial(data, content="[{a}]", name="d.json"), "d.json, line 1: not valid JSON"),
     "an array of no UTF-8": (partial(data, content=b"[\n\xff]", name="d.json"), "d.json, line 2: not valid UTF-8"),
     "a line of no UTF-8": (partial(data, content=b'{"text": "\xff"}'), "line 1: not valid UTF-8 (byte 0xff"),
@@ -80,7 +88,7 @@ FILES = {
 RECORDS = {
     "keys of two formats": (line(text="a", messages=[]), "the keys fit several formats (chat, text)"),
     "keys of none": (line(question="a"), "no known format has these keys: `question`"),
-    "keys that change": (partial(data, content='{"input_ids": [1, 2]}\n{"text": "a"}\n'), "line 2: a record of type pre"),
+    "keys that change": (partial(data, content='{"input_ids": [1, 2]}\n{"text": "a"}\n'), "line 2: a record of type p"),
     "messages of text": (line(messages="hi"), "`messages` must be a list, got str"),
     "no messages": (line(messages=[]), "`messages` is empty"),
     "a message of text": (line(messages=["hi"]), "messages[1] must be an object with `role` and `content`"),
@@ -92,10 +100,10 @@ RECORDS = {
     "a weight of 3": (turn(role="assistant", content="a", weight=3), "`train` must be true or false"),
     "a conversation of text": (line(conversations=["a"]), "conversations[1] must be an object"),
     "a speaker of nobody": (line(conversations=[{"from": "narrator", "value": "a"}]), "`from` must be one of"),
-    "tools of a word": (line(messages=[{"role": "user", "content": "a"}], tools="{"), "`tools` is a string that is not"),
-    "tools of numbers": (line(messages=[{"role": "user", "content": "a"}], tools=[1]), "`tools` must be a list of objects"),
+    "tools of a word": (line(messages=[{"role": "user", "content": "a"}], tools="{"), "`tools` is a string that is no"),
+    "tools of numbers": (line(messages=[{"role": "user", "content": "a"}], tools=[1]), "`tools` must be a list of obj"),
     "an instruction of a number": (line(instruction=1, output="a"), "`instruction` must be a string, got int"),
-    "a prompt of a list": (line(prompt=[], completion="a"), "must be two strings or two lists of messages, got list and"),
+    "a prompt of a list": (line(prompt=[], completion="a"), "must be two strings or two lists of messages, got list a"),
     "a segment without a label": (line(segments=[{"text": "a"}]), "segments[1] must be an object with `label`"),
     "no text": (line(text=""), "`text` is empty: there is nothing to train"),
     "text of null": (line(text=None), "`text` must be a string, got nothing"),

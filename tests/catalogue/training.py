@@ -1,0 +1,53 @@
+"""Configs and checkpoints of `train`, beyond those of tests/test_errors.py."""
+
+from functools import partial
+
+from test_checkpoint import snapshot
+from tiny_run import write_config
+
+from lorawgpu.checkpoint import OPTIMIZER_FILE, STATE_FILE, save_checkpoint
+
+
+def config(folder, content, *argv):
+    (folder / "c.yaml").write_bytes(content)
+    return ["train", folder / "c.yaml", *argv]
+
+
+def option(*argv):
+    return lambda folder: ["train", write_config(folder), *argv]
+
+
+def resume(folder, spoil=lambda path: None, choice="{checkpoint}", steps=(7,)):
+    """A run with checkpoints of another origin, the last of which was spoiled; `choice` None: not resumed."""
+    path = write_config(folder)
+    saved = [save_checkpoint(folder / "out", snapshot(step), "base") for step in steps]
+    for last in saved[-1:]:
+        spoil(last)
+    chosen = choice and choice.format(checkpoint=saved[0] if saved else "")
+    return ["train", path, *(["--resume", chosen] if chosen else [])]
+
+
+def cut(name):
+    return lambda path: (path / name).write_bytes((path / name).read_bytes()[:-1])
+
+
+CASES = {
+    "a config that is data": (partial(config, content=b"a: 1\n" * (1 << 18)), "larger than 1,048,576 bytes"),
+    "a config of no UTF-8": (partial(config, content=b"a: \xff\n"), "not UTF-8 at byte 3: save the file as UTF-8"),
+    "a config that is no YAML": (partial(config, content=b"a: [1\n"), "not YAML"),
+    "a date that is none": (partial(config, content=b"output_dir: 2024-99-99\n"), "not YAML: month must be in 1..12"),
+    "a config of a list": (partial(config, content=b"[1]\n"), "holds a list; wanted `key: value` lines"),
+    "a config of text": (partial(config, content=b"hello\n"), "holds a str; wanted `key: value` lines"),
+    "no config": (lambda t: ["train", t / "none.yaml"], "none.yaml: cannot read the config: No such file"),
+    "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),
+    "a setting of no YAML": (option("--set", "lora_r=[1"), "--set lora_r=[1: the value is not YAML; put it in quotes"),
+    "a setting of nowhere": (option("--set", "datasets.7.path=a"), "--set datasets.7.path=a: datasets has no entry 7"),
+    "a run that is there": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
+    "a checkpoint of another run": (resume, "its state lacks or garbles"),
+    "a checkpoint without moments": (partial(resume, spoil=lambda p: (p / OPTIMIZER_FILE).unlink()), "is missing"),
+    "a checkpoint that is cut": (partial(resume, spoil=cut(OPTIMIZER_FILE)), "is not the file that was saved (cut sho"),
+    "a checkpoint of no state": (partial(resume, spoil=lambda p: (p / STATE_FILE).write_text("{}")), "not the state o"),
+    "a checkpoint that is gone": (partial(resume, choice="nowhere", steps=()), "nowhere: no such folder; wanted a che"),
+    "no checkpoint that is whole": (partial(resume, spoil=cut(STATE_FILE), choice="auto"), "none of its 1 checkpoints"),
+    "a checkpoint with later ones": (partial(resume, steps=(7, 9)), "holds checkpoint-9, which another course of trai"),
+}  # fmt: skip
