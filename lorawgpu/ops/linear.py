@@ -30,7 +30,7 @@ def _split_matmul(plan, work, out, a, b, *, m, n, k, o_off=0, accumulate=False, 
     work.give(parts)
 
 
-def _in_part(part, weight, lora) -> tuple:
+def in_part(part, weight, lora) -> tuple:
     """Segments and LoRA term of the rows [start, stop) of a weight that is split into bindings."""
     ends = [min(e, part.stop) - part.start for e in weight.segments.ends if e > part.start]
     first = len(weight.segments.ends) - len(ends)
@@ -49,7 +49,7 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
     x f32 [rows, weight.columns], or with qscale int8 words [rows, columns/4] of the quantiser.
     """
     for part in weight.parts:
-        segments, low_rank = _in_part(part, weight, lora)
+        segments, low_rank = in_part(part, weight, lora)
         matmul(
             plan,
             y,
@@ -71,7 +71,7 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
 def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
     """dx [rows, weight.columns] = dy W (+ dh A)."""
     for i, part in enumerate(weight.parts):
-        segments, _ = _in_part(part, weight, None)
+        segments, _ = in_part(part, weight, None)
         terms = part.stop - part.start
         splits = max(1, min(-(-SPREAD // workgroups(rows, weight.columns)), terms // (2 * SPLIT_TERMS)))
         _split_matmul(plan, work, dx, dy, part.tensor, m=rows, n=weight.columns, k=terms, store=weight.store,

@@ -118,69 +118,39 @@ def matmul(
     """
     int8 = qscale is not None
     lda, ldb, ldo = lda or a.shape[-1], ldb or b.shape[-1], out.shape[-1]
-    if any(v % 4 for v in (n, k, lda, ldb, ldo, a_off, b_off, o_off)):
-        raise ValueError(
-            f"matmul {out.label}: n, k, strides and offsets must be multiples of 4, got {(n, k, lda, ldb, ldo)}"
-        )
-    if splits > 1 and (out.shape != (splits, m, n) or residual or accumulate):
-        raise ValueError(
-            f"matmul {out.label}: {splits} splits want out [{splits}, {m}, {n}] and nothing to add to, got {out.shape}"
-        )
-    bm, bn, tm, tn = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if store == "ternary" else "f32")]
-    store = "ternary_int8" if int8 else store
-    depth = k // 4 if int8 else k  # int8 counts words of four
-    span = -(-depth // (splits * DEPTH)) * DEPTH
+    _check_sizes(out, (n, k, lda, ldb, ldo, a_off, b_off, o_off), (splits, m, n), residual or accumulate)
+    ternary, depth = store == "ternary", k // 4 if int8 else k  # int8 counts words of four
+    bm, bn, tm, tn = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32")]
     params = {
-        "M": m,
-        "N4": n // 4,
-        "K": depth,
-        "k_span": span,
-        "lda4": lda // 4,
-        "a_off4": a_off // 4,
-        "ldb4": ldb if store.startswith("ternary") else ldb // 4,
-        "b_off4": b_off // 4,
-        "ldo4": ldo // 4,
-        "o_off4": o_off // 4,
-        "slab4": m * n // 4,
-        "shift4": shift // 4,
-        "alpha": alpha,
+        **{"M": m, "N4": n // 4, "K": depth, "k_span": -(-depth // (splits * DEPTH)) * DEPTH, "alpha": alpha},
+        **{"lda4": lda // 4, "a_off4": a_off // 4, "ldb4": ldb if ternary else ldb // 4, "b_off4": b_off // 4},
+        **{"ldo4": ldo // 4, "o_off4": o_off // 4, "slab4": m * n // 4, "shift4": shift // 4},
         **(segments or ONE_SEGMENT).params(),
         **(lora.params() if lora else NO_LORA),
     }
-    buffers = {"a": a, "b": b, "out": out}
-    if int8:
-        buffers["qscale"] = qscale
-    if lora:
-        buffers |= {"h": lora.h, "adapter": lora.factors}
-    if residual:
-        buffers["residual"] = residual
     template = {
-        "BM": bm,
-        "BN": bn,
-        "TM": tm,
-        "TN": tn,
-        "BK": DEPTH,
-        "arith": "int8" if int8 else "f32",
-        "a_layout": a_layout,
-        "b_layout": b_layout,
-        "store": store,
-        "lora": lora.kind if lora else "none",
-        "residual": residual is not None,
-        "accumulate": accumulate,
-        "scaled": store in ("ternary", "ternary_int8"),
-        "shifted": shift > 0,
-        "blocked": k <= BLOCKED_TERMS,
+        **{"BM": bm, "BN": bn, "TM": tm, "TN": tn, "BK": DEPTH, "a_layout": a_layout, "b_layout": b_layout},
+        **{"arith": "int8" if int8 else "f32", "store": "ternary_int8" if int8 else store, "scaled": ternary},
+        **{"lora": lora.kind if lora else "none", "residual": residual is not None, "accumulate": accumulate},
+        **{"shifted": shift > 0, "blocked": k <= BLOCKED_TERMS},
         "unroll": not plan.device.is_cpu,  # a software adapter compiles for seconds what it runs no faster
     }
+    optional = {"qscale": qscale, "residual": residual, "h": lora and lora.h, "adapter": lora and lora.factors}
+    buffers = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    grid = (-(-n // bn), -(-m // bm), splits)
     plan.record(
-        "matmul",
-        "main",
-        (-(-n // bn), -(-m // bm), splits),
-        params=params,
-        template=template,
-        flops=2.0 * m * n * k,
-        **buffers,
+        "matmul", "main", grid, params=params, template=template, flops=2.0 * m * n * k, a=a, b=b, out=out, **buffers
     )
+
+
+def _check_sizes(out, fours: tuple, slabs: tuple, adds):
+    """ValueError unless `fours` are multiples of 4, and `out` has the slabs of its splits and nothing to add to."""
+    if any(v % 4 for v in fours):
+        raise ValueError(f"matmul {out.label}: n, k, strides and offsets must be multiples of 4, got {fours}")
+    if slabs[0] > 1 and (out.shape != slabs or adds):
+        raise ValueError(
+            f"matmul {out.label}: {slabs[0]} splits want out {list(slabs)} and nothing to add to, got {list(out.shape)}"
+        )
 
 
 def sum_splits(plan, out, parts, *, accumulate, o_off=0, ends=None):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..gpu import Tensor, padded
 from .checks import fold
-from .linear import _in_part
+from .linear import in_part
 from .matmul import NEVER, NO_LORA
 
 MAX_ROWS = 8  # sums of all rows and lanes fill WebGPU's 16 KiB of workgroup memory
@@ -35,7 +35,7 @@ def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumula
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"matvec {y.label}: {rows} rows, want 1 to {MAX_ROWS}")
     for part in weight.parts:
-        segments, low_rank = _in_part(part, weight, lora)
+        segments, low_rank = in_part(part, weight, lora)
         _record(plan, y, x, weight, part, segments, low_rank, rows, qscale, accumulate)
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of each optimizer step and Adam's bias corrections, in float64 on the host.
+"""The learning rate of each optimizer step, in float64 on the host.
 
 Steps are counted from 0 and the formulas are those of transformers' `get_scheduler`: the first warmup step has rate 0,
 step `warmup_steps` has the peak, and the last step of a decay is just above 0 (0 would be reached one step later).
@@ -32,8 +32,3 @@ def schedule_of(config, total_steps: int) -> Schedule:
     """The schedule that a TrainConfig asks for; a warmup ratio is rounded up to whole steps, as transformers does."""
     warmup = config.warmup_steps or math.ceil(config.warmup_ratio * total_steps)
     return Schedule(config.lr_scheduler, config.learning_rate, total_steps, warmup)
-
-
-def bias_corrections(step: int, beta1: float, beta2: float) -> tuple[float, float]:
-    """(1 - beta1^t, 1 - beta2^t) of AdamW with t = step + 1; in float32 the second is off by 1e-4 at the start."""
-    return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)

@@ -1,4 +1,5 @@
 // uses: common/step.wgsl
+// uses: common/hash.wgsl
 // Dropout of an adapter path: y (+)= x * mask / (1 - p). x, y: (rows, ld), `width` columns of them real.
 //   k_i = fold(step key_i, stream);  h = mix(mix((token * width + column) ^ k_0) + k_1);  kept iff h >= threshold
 // reference/dropout.py has the same integer arithmetic. Nothing is saved: the backward computes the mask again.
@@ -13,13 +14,6 @@ struct Params { rows: u32, ld4: u32, width: u32, stream: u32, threshold: u32, ke
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
 
-fn mix32(v: u32) -> u32 {
-    var h = v;
-    h ^= h >> 16u; h *= 0x85ebca6bu;
-    h ^= h >> 13u; h *= 0xc2b2ae35u;
-    return h ^ (h >> 16u);
-}
-fn fold_key(key: u32, word: u32) -> u32 { return mix32(key ^ word) + 0x9e3779b9u; }
 fn scale_of(index: u32, k0: u32, k1: u32) -> f32 {
     return select(0.0, params.keep, mix32(mix32(index ^ k0) + k1) >= params.threshold);
 }
