@@ -87,5 +87,6 @@ def run_case(device, kernels: KernelCache, case: Case) -> Outcome:
     except (Fault, DeviceError, wgpu.GPUError, ValueError) as found:  # ValueError: a shader without what its op binds
         fault = str(found).strip() or type(found).__name__
     seconds = time.perf_counter() - began
-    ran = tuple(dict.fromkeys(r.label.split(":")[0] for records in plan.sections.values() for r in records))
+    labels = [record.label for records in plan.sections.values() for record in records]
+    ran = tuple(dict.fromkeys(label.split("/")[-1].split(":")[0] for label in labels))
     return Outcome(case.kernel, case.shape, error, case.tolerance, worst, fault, seconds, ran)
