@@ -51,7 +51,7 @@ step "Training: configs/tiny.yaml into $out"
 
 prompt="What does shutil.copyfile(src, dst) do?"
 step "Asking: $prompt"
-"$python" -m lorawgpu.generate --model builtin:tiny-bitnet --adapter "$out" --compare --prompt "$prompt"
+"$python" -m lorawgpu.generate --model builtin:tiny-bitnet --adapter "$out" --compare --max-new-tokens 48 --prompt "$prompt"
 
 step "Done: open $out/report.html in a browser"
 cat <<END
