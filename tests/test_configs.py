@@ -5,12 +5,14 @@ no weight, and the memory that it counts is the memory that the config's header 
 """
 
 import json
+import math
 import re
 import struct
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from lorawgpu import train
 from lorawgpu.config import load_config
@@ -41,7 +43,8 @@ SHAPES = {
         "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
                          "original_max_position_embeddings": 8192, "rope_type": "llama3"},
     },
-    "HuggingFaceTB/SmolLM2-135M-Instruct": LLAMA | {
+    "models/SmolLM2-135M-Instruct.Q4_1.gguf": LLAMA | {
+        "torch_dtype": "float32",  # what its blocks become
         "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
         "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
         "rope_theta": 100000, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
@@ -73,7 +76,8 @@ def hollow_model(folder: Path, config: dict) -> Path:
             put(name, "U8", [packed_rows(shape[0]), shape[1]], packed_rows(shape[0]) * shape[1])
             put(f"{name}_scale", "BF16", [1], 2)
         else:
-            put(name, "BF16", list(shape), 2 * shape[0] * (shape[1] if len(shape) > 1 else 1))
+            dtype, size = ("F32", 4) if config["torch_dtype"] == "float32" else ("BF16", 2)
+            put(name, dtype, list(shape), size * math.prod(shape))
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(folder / "model.safetensors", "wb") as file:
@@ -102,12 +106,31 @@ def test_all_six_are_there():
     assert {path.stem for path in CONFIGS} == names
 
 
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The current directory of somebody who did what the headers say: the files that configs name are there."""
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "out/docstrings/train.jsonl",
+        "out/docstrings/heldout.jsonl",
+        "models/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        chat = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A test."}]
+        (tmp_path / name).write_text(json.dumps({"messages": chat}) + "\n")
+
+
+def base_of(path: Path) -> str:
+    """`base_model` as it stands in the file."""
+    return yaml.safe_load(path.read_text("utf-8"))["base_model"]
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_it_says_what_it_needs_and_what_each_key_is_for(path):
-    header, config = header_of(path), load_config(path)
+def test_it_says_what_it_needs_and_what_each_key_is_for(path, files):
+    header, config, base = header_of(path), load_config(path), base_of(path)
     assert f"python -m lorawgpu.train configs/{path.name}" in header["Launch:"]
-    assert config.base_model in header["Model:"] and Path(config.output_dir).name == path.stem
-    assert f"--adapter out/{path.stem}" in header["Then:"] and f"--model {config.base_model}" in header["Then:"]
+    assert base in header["Model:"] and Path(config.output_dir).name == path.stem
+    assert f"--adapter out/{path.stem}" in header["Then:"] and f"--model {base}" in header["Then:"]
     lines = path.read_text("utf-8").splitlines()
     for number, line in enumerate(lines):
         if re.match(r"\w+:", line):  # the comment stands beside a key, above it, or beside its first item
@@ -116,16 +139,14 @@ def test_it_says_what_it_needs_and_what_each_key_is_for(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, tmp_path, monkeypatch, capsys):
-    config = load_config(path)
+def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, files, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "open_dry_device", big_card)
-    monkeypatch.chdir(tmp_path)
-    sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'out'}"]
-    if not config.base_model.startswith("builtin:"):
-        sets.append(f"base_model={hollow_model(tmp_path / 'model', SHAPES[config.base_model])}")
+    sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}"]
+    if not base_of(path).startswith("builtin:"):
+        sets.append(f"base_model={hollow_model(tmp_path / 'model', SHAPES[base_of(path)])}")
     assert train.main([str(path), "--dry-run", *(arg for text in sets for arg in ("--set", text))]) == 0
     said = capsys.readouterr().out
     counted = float(re.search(r"memory +([\d,.]+) MiB", said)[1].replace(",", ""))
     promised, unit = re.search(r"([\d.]+) (GiB|MiB)", header_of(path)["Memory:"]).groups()
     assert counted == pytest.approx(float(promised) * (1024 if unit == "GiB" else 1), rel=0.02)  # two digits are said
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "run").exists()
