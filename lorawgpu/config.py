@@ -60,11 +60,20 @@ def _val_set_size(value):
     return int(value) if value == int(value) else value
 
 
-Number = Annotated[float, BeforeValidator(_number_from_text), Field(allow_inf_nan=False)]
+def _fits_float32(value):
+    if value > 1e30:
+        raise ValueError("input should be at most 1e30, which float32 holds")
+    return value
+
+
+Number = Annotated[
+    float, BeforeValidator(_number_from_text), Field(allow_inf_nan=False), AfterValidator(_fits_float32)
+]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
+MANY = 2**31 - 1  # beyond every count that makes sense; larger ones overflow what is computed from them
+Count = Annotated[int, Field(ge=1, le=MANY)]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
 Names = Annotated[list[str], BeforeValidator(_as_list)]
 
@@ -90,7 +99,7 @@ class TrainConfig(Section):
     """A Hugging Face folder, a .gguf file, `builtin:NAME` or a hub name (owner/name)."""
     adapter: str | None = None
     """A PEFT adapter directory to continue from; its rank, alpha and targets are kept."""
-    lora_r: Count = 16
+    lora_r: int = Field(16, ge=1, le=1 << 14)
     """Rank."""
     lora_alpha: Count = 32
     """The adapter's output is scaled by alpha / r."""
@@ -110,7 +119,7 @@ class TrainConfig(Section):
     """Or: hold back this many samples (a count), or this fraction, of `datasets`."""
     dataset_prepared_path: str | None = None
     """Folder of the cache of tokenised data; left out: in the user's cache directory."""
-    dataset_num_proc: Count | None = None
+    dataset_num_proc: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Processes that tokenise; left out: one a core. The result is the same for any number."""
     chat_template: Literal[tuple(BUILT_IN)] | None = None
     """A built-in chat template instead of the model's own."""
@@ -120,7 +129,7 @@ class TrainConfig(Section):
     """Put a loss on every token, the prompts' too."""
     roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(_as_list)] = Field(["assistant"], min_length=1)
     """Turns of these roles carry the loss."""
-    sequence_len: int = Field(512, ge=2)
+    sequence_len: int = Field(512, ge=2, le=MANY)
     """Longest sample, in tokens."""
     excess_length_strategy: Literal["truncate", "drop", "raise"] = "drop"
     """What happens to a longer sample; always counted and reported."""
@@ -132,7 +141,7 @@ class TrainConfig(Section):
     """Samples of one forward and backward pass."""
     gradient_accumulation_steps: Count = 1
     """Micro-batches of one optimizer step."""
-    num_epochs: Positive = 1.0
+    num_epochs: Annotated[Positive, Field(le=10_000)] = 1.0
     """Passes over the data; parts of one count."""
     max_steps: Count | None = None
     """Optimizer steps; wins over num_epochs when given, as in transformers."""
@@ -140,7 +149,7 @@ class TrainConfig(Section):
     """At the peak of the schedule."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "cosine"
     """Course after the warmup: constant, or down to 0 at the last step."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=MANY)
     """Steps over which the learning rate rises linearly from 0."""
     warmup_ratio: Fraction = 0.0
     """Or: the same as a fraction of all steps."""
@@ -148,7 +157,7 @@ class TrainConfig(Section):
     """AdamW's decoupled decay, on all adapter tensors."""
     adam_beta1: Fraction = 0.9
     adam_beta2: Fraction = 0.999
-    adam_epsilon: Positive = 1e-8
+    adam_epsilon: Annotated[Number, Field(ge=1e-30)] = 1e-8  # 0 in float32 divides 0 by 0
     max_grad_norm: NotNegative = 1.0
     """Clip the global gradient norm to this; 0 does not clip."""
     seed: int = Field(42, ge=0, lt=2**32)

@@ -89,6 +89,18 @@ def test_a_number_too_long_to_print(tmp_path, number):
     assert "a number of" in config_error(tmp_path, f"lora_r: [{number}]\n")
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["lora_r: 100000", f"lora_alpha: 1{'0' * 400}", "sequence_len: 9999999999", f"max_steps: 1{'0' * 30}",
+     "num_epochs: 1e9", "learning_rate: 1e300", "dataset_num_proc: 100000", "adam_epsilon: 1e-300",
+     "warmup_steps: 9999999999"],
+)  # fmt: skip
+def test_numbers_that_would_overflow_later(tmp_path, setting):
+    """In the adapter's memory, in float32, or in a loop over all epochs."""
+    key = setting.split(":")[0]
+    assert f"line 1: {key}: got " in config_error(tmp_path, setting)
+
+
 def test_billion_laughs(tmp_path):
     lines = ["a0: &a0 lol"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     assert len(config_error(tmp_path, "\n".join([*lines, "datasets: *a11"]))) < 2000

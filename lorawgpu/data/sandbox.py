@@ -11,15 +11,15 @@ import re
 import threading
 import types
 
-from jinja2 import nodes, pass_context
+from jinja2 import pass_context
 from jinja2.runtime import LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+
+from lorawgpu.data.sandbox_syntax import TURN, Charged
 
 BASE = 2_000_000  # units of every render, and so many more per unit of what it is given
 PER_INPUT = 200
-TURN = 10
 MAX_BITS = 4096  # of an integer: arithmetic on longer ones takes more than linear time
 # Filters that look at the outside of a list only; all others may read it to its innermost text.
 SHALLOW = {
@@ -217,58 +217,6 @@ def _range(*args):
     return made
 
 
-class _Charged(NodeTransformer):
-    """Puts the filters below around what has no hook of its own in jinja2."""
-
-    def visit_For(self, node):
-        turn = TURN + (_size([node.test]) if node.test else 0)
-        self._charge_body(node)
-        node.iter = _filter(node.iter, " counted", turn)
-        return node
-
-    def _charge_body(self, node):
-        spend = nodes.Const(_size(node.body), lineno=node.lineno)
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_filter(spend, " spend"), lineno=node.lineno))
-        return node
-
-    visit_Macro = visit_CallBlock = _charge_body
-
-    def visit_Concat(self, node):
-        self.generic_visit(node)
-        return _filter(nodes.List(node.nodes, lineno=node.lineno), " concat")
-
-    def visit_Compare(self, node):
-        """With a constant on one side, what is compared is no more than that; a search takes its whole right side."""
-        self.generic_visit(node)
-        searched = any(operand.op in ("in", "notin") for operand in node.ops)
-        if searched or not any(isinstance(x, nodes.Const) for x in (node.expr, node.ops[0].expr)) or node.ops[1:]:
-            for holder in (node, *node.ops):
-                if not isinstance(holder.expr, nodes.Const):
-                    holder.expr = _filter(holder.expr, " weighed")
-        return node
-
-    def visit_Getitem(self, node):
-        self.generic_visit(node)
-        return _filter(node, " sized") if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_List(self, node):
-        self.generic_visit(node)
-        return _filter(node, " sized")
-
-    visit_Dict = visit_List
-
-
-def _size(body: list) -> int:
-    """Nodes in statements."""
-    return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)
-
-
-def _filter(node, name: str, *args):
-    args = [nodes.Const(arg, lineno=node.lineno) for arg in args]
-    return nodes.Filter(node, name, args, [], None, None, lineno=node.lineno)
-
-
 class Sandbox(ImmutableSandboxedEnvironment):
     """Renders and compiles only within a `Budget`."""
 
@@ -292,7 +240,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def _generate(self, source, *args, **kwargs):
-        return super()._generate(_Charged().visit(source), *args, **kwargs)
+        return super()._generate(Charged().visit(source), *args, **kwargs)
 
     def call_binop(self, context, operator, left, right):
         if operator == "+" and type(left) is type(right) is str:  # what templates do most
