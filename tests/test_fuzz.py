@@ -2,7 +2,6 @@
 
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ LONGEST = 1500  # characters of a message
 SHOWN = 3  # messages of each kind in the output
 
 
-def wrong(verdict, hostile) -> str:
+def wrong(verdict, hostile, folder) -> str:
     """What is wrong with how a file was received; empty when nothing is."""
     if verdict.outcome not in ("loaded", "refused"):
         return f"{verdict.outcome}: {verdict.message}"
@@ -23,9 +22,8 @@ def wrong(verdict, hostile) -> str:
         return f"took {verdict.peak / MIB:.0f} MiB for {len(hostile.content) / MIB:.3f} MiB"
     if verdict.outcome == "refused" and not 10 < len(verdict.message) <= LONGEST:
         return f"a message of {len(verdict.message)} characters: {verdict.message[:100]!r}"
-    names = Path(hostile.file).stem, "checkpoint-7", "chat template"  # the folder of files that belong together
-    if verdict.outcome == "refused" and not any(name in verdict.message for name in names):
-        return f"does not name its file: {verdict.message[:200]!r}"
+    if verdict.outcome == "refused" and str(folder) not in verdict.message and "chat template" not in verdict.message:
+        return f"names no file of the folder: {verdict.message[:200]!r}"
     return ""
 
 
@@ -44,7 +42,7 @@ def test_hostile_files(tmp_path, capsys, seed):
             path.write_bytes(hostile.content)
             verdict = judge(hostile.kind, path)
             counts[hostile.kind, verdict.outcome] += 1
-            if fault := wrong(verdict, hostile):
+            if fault := wrong(verdict, hostile, folder):
                 faults.append(f"{hostile.kind} {hostile.file} #{number} ({hostile.how}): {fault}")
             elif verdict.outcome == "refused":
                 shown.setdefault(hostile.kind, {})[verdict.message.replace(str(folder), "")] = hostile.how

@@ -156,10 +156,10 @@ SEEDS = [
 
 
 def spoiled(seed: int) -> Iterator[tuple[Seed, Hostile]]:
-    """Every seed spoiled in each of its ways."""
-    rng = random.Random(seed)
+    """Every seed spoiled in each of its ways, each time with a random state of its own."""
     for good in SEEDS:
         raw = good.content()
-        for way in good.ways:
-            for _ in range(good.tries):
+        for number, way in enumerate(good.ways):
+            for attempt in range(good.tries):
+                rng = random.Random(f"{seed} {good.file} {number} {attempt}")
                 yield good, Hostile(good.kind, good.file, way.__name__, way(raw, rng))
