@@ -59,6 +59,6 @@ Next:
   . $venv/bin/activate
   lorawgpu generate --model builtin:tiny-bitnet --adapter $out --chat
   lorawgpu doctor                       # what this machine's GPU can do
-  configs/                              # real models: smollm2-docstrings.yaml is the smallest
-  lorawgpu train configs/smollm2-docstrings.yaml --dry-run      # fetches the model, says what training needs
+  configs/                              # real models; the head of each file says how to get its own
+  lorawgpu train configs/bitnet-2b-8gb.yaml --dry-run      # fetches the model, says what training needs
 END
