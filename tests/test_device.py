@@ -204,3 +204,10 @@ def test_commands_take_the_device_from_the_environment(choice, code, text):
         [sys.executable, "-m", "lorawgpu.verify", case], capture_output=True, text=True, env=env, check=False
     )
     assert done.returncode == code and text in done.stderr and "Traceback" not in done.stderr
+
+
+def test_bytes_are_counted_in_plain_integers():
+    """Shapes computed with NumPy must not leak its integers into metrics, which are JSON."""
+    memory = Memory()
+    memory.add("other", np.int64(8), "a tensor")
+    assert type(memory.held["other"]) is int and type(memory.peak) is int

@@ -105,7 +105,7 @@ class Memory:
             raise DeviceError(
                 f"out of GPU memory: {label} needs {nbytes:,} bytes, {self.total:,} of {self.budget:,} are in use"
             )
-        self.held[kind] = self.held.get(kind, 0) + nbytes
+        self.held[kind] = self.held.get(kind, 0) + int(nbytes)  # a shape may hold NumPy integers, which JSON refuses
         self.peak = max(self.peak, self.total)
 
     @property

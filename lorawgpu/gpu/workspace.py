@@ -6,7 +6,6 @@ import numpy as np
 
 from .tensor import DTYPES, Tensor, padded
 
-
 WASTE = 2  # a buffer may be this much larger than what it is taken for
 
 
