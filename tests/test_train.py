@@ -205,7 +205,7 @@ def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, lab):
 
 
 def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys, train_main):
-    config = write_config(tmp_path, max_steps=30, learning_rate=1e38, max_bad_steps=4, weight_decay=1.0)
+    config = write_config(tmp_path, max_steps=30, learning_rate=1e30, max_bad_steps=4, weight_decay=1.0)
     assert train_main([str(config)]) == 1
     err = capsys.readouterr().err
     assert "error: 4 steps in a row were not finite" in err and "Traceback" not in err
