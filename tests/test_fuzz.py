@@ -27,7 +27,7 @@ def wrong(verdict, hostile, folder) -> str:
     return ""
 
 
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("seed", [0, 2])
 def test_hostile_files(tmp_path, capsys, seed):
     from hostile.born import corpus
     from hostile.judge import Judge

@@ -58,6 +58,20 @@ def test_a_tokenizer_that_makes_texts_grow(tmp_path):
     assert len(Tokenizer.from_hf_folder(tmp_path).encode("a")) > 1  # one is odd, but harmless
 
 
+def test_a_tokenizer_that_the_library_does_not_read_again(tmp_path):
+    """A word twice in the vocabulary: loaded with the second id, and written again with a merge of no word."""
+    (tmp_path / "tokenizer.json").write_text(backend().to_str())
+    tokenizer = Tokenizer.from_hf_folder(tmp_path)
+
+    class Odd:
+        def to_str(self):
+            return backend().to_str().replace('"merges":[', '"merges":[["never","seen"],')
+
+    tokenizer._backend = Odd()
+    with pytest.raises(UserError, match="tokenizer.json: not a tokenizer that can be read: .*out of vocabulary"):
+        tokenizer.encode("a", parse_special=False)
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_the_file_of_a_wrong_special_token_is_named(tmp_path, name):
     (tmp_path / "tokenizer.json").write_text(backend().to_str())

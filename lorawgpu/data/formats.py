@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.files import bad_line
 from lorawgpu.errors import UserError
+from lorawgpu.model.files import brief
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPEAKERS = {
@@ -112,8 +113,8 @@ def _conversations(record: dict, place: Place) -> Chat:
             messages.append(turn)
             continue
         speaker = turn.get("from")
-        if speaker not in SPEAKERS:
-            raise bad_line(*place, f"{where}: `from` must be one of {', '.join(SPEAKERS)}, got {speaker!r}")
+        if not isinstance(speaker, str) or speaker not in SPEAKERS:
+            raise bad_line(*place, f"{where}: `from` must be one of {', '.join(SPEAKERS)}, got {brief(speaker)}")
         rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
         messages.append({"role": SPEAKERS[speaker], "content": turn.get("value"), **rest})
     return _messages(messages, place, "conversations", _tools(record, place))
@@ -199,7 +200,8 @@ def _messages(value: object, place: Place, key: str, tools: list[dict] | None) -
         if "role" not in message and "from" in message:
             raise bad_line(*place, f"{where} has `from` and `value`: that is the key `conversations`, not `{key}`")
         if message.get("role") not in ROLES:
-            raise bad_line(*place, f"{where}: `role` must be one of {', '.join(ROLES)}, got {message.get('role')!r}")
+            got = brief(message.get("role"))
+            raise bad_line(*place, f"{where}: `role` must be one of {', '.join(ROLES)}, got {got}")
         _check_content(message, place, where)
         train.append(_flag(message, place, where))
         messages.append({k: v for k, v in message.items() if v is not None and k not in ("train", "weight")})
@@ -212,7 +214,7 @@ def _flag(message: dict, place: Place, where: str) -> bool | None:
     """`train: false`, or OpenAI's `weight: 0`: this turn carries no loss."""
     flag = message.get("train", message.get("weight"))
     if flag not in (None, True, False):
-        raise bad_line(*place, f"{where}: `train` must be true or false (`weight` 0 or 1), got {flag!r}")
+        raise bad_line(*place, f"{where}: `train` must be true or false (`weight` 0 or 1), got {brief(flag)}")
     return None if flag is None else bool(flag)
 
 
@@ -256,5 +258,5 @@ def _string(value: object, place: Place, key: str) -> str:
 def _integers(value: object, place: Place, key: str, least: int) -> list[int]:
     for number, item in enumerate(_list(value, place, key)):
         if type(item) is not int or not least <= item < 2**31:
-            raise bad_line(*place, f"`{key}[{number}]` must be an integer of at least {least}, got {item!r}")
+            raise bad_line(*place, f"`{key}[{number}]` must be an integer of at least {least}, got {brief(item)}")
     return value

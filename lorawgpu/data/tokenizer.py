@@ -127,7 +127,8 @@ class Tokenizer:
     def _without_special(self) -> tokenizers.Tokenizer:
         """A second backend that sees control tokens as text; a switch on the first would not be thread-safe."""
         if self._plain is None:
-            self._plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
+            with guarded(self.source):  # what a file gives, the library does not always read again
+                self._plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
             self._plain.encode_special_tokens = True
         return self._plain
 

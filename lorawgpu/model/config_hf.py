@@ -6,6 +6,7 @@ silently runs without its sliding window trains on garbage.
 
 from lorawgpu.errors import UserError
 from lorawgpu.model.config import SIZE_LIMITS, ModelConfig, Rope, check_sizes
+from lorawgpu.model.files import brief
 
 # What transformers' own config classes assume for a key left out (Llama, Mistral, BitNet configurations).
 HF_DEFAULTS = {
@@ -86,13 +87,13 @@ def _model_type(data: dict, source: str) -> str:
     model_type = data.get("model_type")
     supported = ", ".join(ARCHITECTURES)
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise UserError(f"{source}: model_type {model_type!r} is not supported; supported are {supported}.")
+        raise UserError(f"{source}: model_type {brief(model_type)} is not supported; supported are {supported}.")
     names = data.get("architectures") or [ARCHITECTURES[model_type]]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{source}: architectures is {names!r}; wanted a list of names.")
+        raise UserError(f"{source}: architectures is {brief(names)}; wanted a list of names.")
     if ARCHITECTURES[model_type] not in names:
         raise UserError(
-            f"{source}: architecture {', '.join(names)} is not supported; for model_type {model_type} "
+            f"{source}: architecture {', '.join(names)[:100]} is not supported; for model_type {model_type} "
             f"wanted {ARCHITECTURES[model_type]}."
         )
     return model_type
@@ -108,12 +109,13 @@ def _with_defaults(data: dict, defaults: dict) -> dict:
 def _refuse_unsupported(data: dict, source: str) -> None:
     window = data.get("sliding_window")
     if window is not None and data.get("use_sliding_window") is not False:
-        raise UserError(f"{source}: sliding_window {window!r} is not supported yet; wanted null.")
+        raise UserError(f"{source}: sliding_window {brief(window)} is not supported yet; wanted null.")
     for key, (option, neutral) in UNSUPPORTED.items():
         value = data.get(key)
         if value not in neutral:
             name = key if key == option else f"{key} ({option})"
-            raise UserError(f"{source}: {name} = {value!r} is not supported yet; wanted {neutral[-1]!r} or no key.")
+            wanted = f"wanted {neutral[-1]!r} or no key"
+            raise UserError(f"{source}: {name} = {brief(value)} is not supported yet; {wanted}.")
 
 
 def _integer(data: dict, key: str, source: str, default: int | None = None) -> int:
@@ -122,7 +124,7 @@ def _integer(data: dict, key: str, source: str, default: int | None = None) -> i
     if value is None:
         raise UserError(f"{source}: {key} is missing; wanted a whole number of at least 1.")
     if type(value) is not int or not 1 <= value <= SIZE_LIMITS[key]:
-        raise UserError(f"{source}: {key} is {value!r}; wanted a whole number from 1 to {SIZE_LIMITS[key]}.")
+        raise UserError(f"{source}: {key} is {brief(value)}; wanted a whole number from 1 to {SIZE_LIMITS[key]}.")
     return value
 
 
@@ -131,14 +133,14 @@ def _number(data: dict, key: str, source: str) -> float:
     if value is None:
         raise UserError(f"{source}: {key} is missing; wanted a number.")
     if type(value) not in (int, float) or not 0 < value < 1e30:
-        raise UserError(f"{source}: {key} is {value!r}; wanted a number above 0.")
+        raise UserError(f"{source}: {key} is {brief(value)}; wanted a number above 0.")
     return float(value)
 
 
 def _flag(data: dict, key: str, source: str) -> bool:
     value = data.get(key, False)
     if not isinstance(value, bool):
-        raise UserError(f"{source}: {key} is {value!r}; wanted true or false.")
+        raise UserError(f"{source}: {key} is {brief(value)}; wanted true or false.")
     return value
 
 
@@ -146,7 +148,7 @@ def token_ids(value: object, key: str, source: str) -> tuple[int, ...]:
     """A token id setting (none, one, or a list) as a tuple; raises UserError for anything else."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(item) is int for item in values):
-        raise UserError(f"{source}: {key} is {value!r}; wanted a token id or a list of them.")
+        raise UserError(f"{source}: {key} is {brief(value)}; wanted a token id or a list of them.")
     return tuple(dict.fromkeys(values))
 
 
@@ -162,7 +164,7 @@ def _activation(data: dict, source: str) -> str:
     names = {"silu": "silu", "swish": "silu", "relu2": "relu2"}
     value = data.get("hidden_act")
     if not isinstance(value, str) or value not in names:
-        raise UserError(f"{source}: hidden_act (act) {value!r} is not supported; supported are silu and relu2.")
+        raise UserError(f"{source}: hidden_act (act) {brief(value)} is not supported; supported are silu and relu2.")
     return names[value]
 
 
@@ -171,17 +173,17 @@ def _rope(data: dict, source: str) -> Rope:
     spelling = "rope_parameters" if data.get("rope_parameters") else "rope_scaling"
     settings = data.get(spelling) or {}
     if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
-        raise UserError(f"{source}: {spelling} is {settings!r}; wanted one object of settings for all layers.")
+        raise UserError(f"{source}: {spelling} is {brief(settings)}; wanted one object of settings for all layers.")
     settings = {key: value for key, value in settings.items() if value is not None}
     where = f"{source}, {spelling}"
     if settings.get("partial_rotary_factor", 1) != 1:
-        raise UserError(f"{where}: partial_rotary_factor {settings['partial_rotary_factor']!r} is not supported.")
+        raise UserError(f"{where}: partial_rotary_factor {brief(settings['partial_rotary_factor'])} is not supported.")
     kind = settings.get("rope_type", settings.get("type", "default"))
     theta = _number({"rope_theta": data["rope_theta"], **settings}, "rope_theta", source)
     if kind == "default":
         return Rope(theta)
     if kind != "llama3":
-        raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are default and llama3.")
+        raise UserError(f"{where}: rope_type {brief(kind)} is not supported; supported are default and llama3.")
     original = "original_max_position_embeddings"
     low, high = _number(settings, "low_freq_factor", where), _number(settings, "high_freq_factor", where)
     if low >= high:
@@ -201,20 +203,20 @@ def _ternary(settings: object, bitnet: bool, source: str) -> str | None:
             )
         return None
     if not isinstance(settings, dict):
-        raise UserError(f"{where}: wanted an object of settings, got {settings!r}.")
+        raise UserError(f"{where}: wanted an object of settings, got {brief(settings)}.")
     method = settings.get("quant_method")
     if method != "bitnet":
-        raise UserError(f"{where}: quant_method {method!r} is not supported; supported is bitnet.")
+        raise UserError(f"{where}: quant_method {brief(method)} is not supported; supported is bitnet.")
     if settings.get("use_rms_norm"):
-        raise UserError(f"{where}: use_rms_norm {settings['use_rms_norm']!r} is not supported; wanted false.")
+        raise UserError(f"{where}: use_rms_norm {brief(settings['use_rms_norm'])} is not supported; wanted false.")
     kept = settings.get("modules_to_not_convert") or []
     if not isinstance(kept, list) or not set(map(str, kept)) <= {"lm_head", "embed_tokens", "model.embed_tokens"}:
-        raise UserError(f"{where}: modules_to_not_convert {kept!r} is not supported; wanted ['lm_head'].")
+        raise UserError(f"{where}: modules_to_not_convert {brief(kept)} is not supported; wanted ['lm_head'].")
     mode, linear_class = settings.get("quantization_mode") or "offline", settings.get("linear_class")
     if linear_class not in (None, "bitlinear", "autobitlinear"):
-        raise UserError(f"{where}: linear_class {linear_class!r} is not known; wanted bitlinear or autobitlinear.")
+        raise UserError(f"{where}: linear_class {brief(linear_class)} is not known; wanted bitlinear or autobitlinear.")
     if mode not in ("online", "offline"):
-        raise UserError(f"{where}: quantization_mode {mode!r} is not known; wanted online or offline.")
+        raise UserError(f"{where}: quantization_mode {brief(mode)} is not known; wanted online or offline.")
     if mode == "online":
         if linear_class == "bitlinear":
             raise UserError(f"{where}: quantization_mode online needs linear_class autobitlinear, got bitlinear.")

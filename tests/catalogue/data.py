@@ -100,6 +100,8 @@ RECORDS = {
     "a weight of 3": (turn(role="assistant", content="a", weight=3), "`train` must be true or false"),
     "a conversation of text": (line(conversations=["a"]), "conversations[1] must be an object"),
     "a speaker of nobody": (line(conversations=[{"from": "narrator", "value": "a"}]), "`from` must be one of"),
+    "a speaker of a list": (line(conversations=[{"from": [], "value": "a"}]), "`from` must be one of"),
+    "a role of a list": (turn(role=["user"], content="a"), "`role` must be one of"),
     "tools of a word": (line(messages=[{"role": "user", "content": "a"}], tools="{"), "`tools` is a string that is no"),
     "tools of numbers": (line(messages=[{"role": "user", "content": "a"}], tools=[1]), "`tools` must be a list of obj"),
     "an instruction of a number": (line(instruction=1, output="a"), "`instruction` must be a string, got int"),

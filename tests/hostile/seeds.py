@@ -137,7 +137,7 @@ SEEDS = [
     Seed("model", "config.json", model_folder, JSON_WAYS),
     Seed("model", "model.safetensors.index.json", sharded_folder, JSON_WAYS, 1),
     Seed("model", "model.gguf", gguf_file, (m.lying_word, m.lying_word, *m.BYTES), 4),
-    Seed("tokenizer", "tokenizer.json", tokenizer_folder, JSON_WAYS),
+    Seed("tokenizer", "tokenizer.json", tokenizer_folder, JSON_WAYS, 6),
     Seed("tokenizer", "tokenizer_config.json", tokenizer_folder, JSON_WAYS, 2),
     Seed("adapter", "adapter_config.json", adapter_folder, JSON_WAYS),
     Seed("adapter", "adapter_model.safetensors", adapter_folder, (m.odd_header, m.lying_word, *m.BYTES), 2),
