@@ -11,11 +11,12 @@ from lorawgpu.config import load_config
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.chat import ChatTemplate, resolve_template
 from lorawgpu.data.dataset import DatasetSpec, Loading, Subset, tokenise
-from lorawgpu.data.encode import EncodeSettings
+from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.templates import BITNET
 from lorawgpu.engine import Engine, Options
 from lorawgpu.errors import UserError
 from lorawgpu.evaluation import evaluate_source
+from lorawgpu.generation.text import Prompts
 from lorawgpu.metrics import read_metrics
 from lorawgpu.model.layers import load_model
 from lorawgpu.model.loader import open_checkpoint
@@ -174,3 +175,18 @@ def test_pages_become_passages_of_plain_english(corpus):
 def test_chats_have_one_manner(corpus, signature, docstring, answer):
     record = corpus.chat(signature, docstring)
     assert (record and record["messages"][1]["content"]) == answer
+
+
+@pytest.mark.parametrize("answer", ["Yes.", "7", "4 cats", "\N{SLIGHTLY SMILING FACE}", "\xdcber", "(a)", "_x", "\n1"])
+def test_what_is_trained_is_what_generation_must_write(answer):
+    """The prompt as `generate` asks it, then every trained token, is the conversation as it was trained: also where the
+    blank of "Assistant: " does not merge with the answer, and so has to be written first."""
+    tokenizer = open_checkpoint(MODEL).tokenizer()
+    template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
+    messages = [{"role": "user", "content": "is it a cat?"}, {"role": "assistant", "content": answer}]
+    encode = Encoder("chat", EncodeSettings(512, "raise", False, ("assistant",)), tokenizer, template)
+    sample = encode("f.jsonl", 1, json.dumps({"messages": messages}).encode()).sample
+    prompt = Prompts(tokenizer, template).chat(messages[:1])
+    trained = sample.labels != -100
+    assert sample.input_ids[: len(prompt)].tolist() == prompt
+    assert not trained[: len(prompt)].any() and trained[len(prompt) :].all()

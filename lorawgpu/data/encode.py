@@ -8,7 +8,7 @@ from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.chat import ChatTemplate, TemplateFailed
 from lorawgpu.data.files import Raw, bad_line, parse
 from lorawgpu.data.formats import Chat, Example, Place, Text, Tokens, to_example
-from lorawgpu.data.mask import EndMarks, bodies, overlapping
+from lorawgpu.data.mask import EndMarks, blanks_before, bodies, overlapping
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
 
@@ -125,6 +125,8 @@ class Encoder:
         except TemplateFailed as error:
             raise bad_line(*place, str(error)) from None
         inside = overlapping(offsets, [(body[0], end) for body, end in zip(found, ends, strict=True)])
+        if not everything:
+            inside |= blanks_before(text, offsets, [body[0] for body in found])
         labels = np.where(inside ^ everything, ids, IGNORE).astype(np.int32)
         endless = not everything and bool(wanted) and ends[-1] == found[-1][1]
         return ids, labels, endless

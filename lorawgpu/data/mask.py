@@ -10,7 +10,9 @@ What is trained of a turn:
 - its end mark: the special token that closes the turn, with white space before it; where the template closes turns
   with ordinary text, that text. See `end_marks`.
 A token belongs to a turn when it holds at least one of these characters: where the tokenizer merges the last
-character of the header with the first of the content ("Assistant: Yes" -> ":" + " Yes"), the token is trained.
+character of the header with the first of the content ("Assistant: Yes" -> ":" + " Yes"), the token is trained. Where it
+does not merge the blank of such a header ("Assistant: 7" -> ":" + " " + "7"), the blank alone is trained as well: the
+generation prompt leaves it out for the first kind, so the model must write it for the second. See `blanks_before`.
 """
 
 import json
@@ -172,6 +174,15 @@ class EndMarks:
                 alone = stopped.rpartition(text[start:end])[2] if start < end else ""
             rest = rest[: _common(rest, alone)]
         return rest
+
+
+def blanks_before(text: str, offsets: np.ndarray, starts: list[int]) -> np.ndarray:
+    """bool [tokens]: those that are nothing but blanks right before one of `starts` (first characters of bodies)."""
+    inside = np.zeros(len(offsets), bool)
+    for start in starts:
+        first = len(text[:start].rstrip(" "))
+        inside |= (offsets[:, 0] >= first) & (offsets[:, 1] <= start) & (offsets[:, 0] < offsets[:, 1])
+    return inside
 
 
 def overlapping(offsets: np.ndarray, spans: list[Span]) -> np.ndarray:
