@@ -51,6 +51,7 @@ class Loading:
     skip_bad_lines: bool = False
     cache_dir: Path | None = None
     workers: int = os.cpu_count() or 1
+    purpose: str = "train"  # what a message says that nothing is left to
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,13 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
             writer.finish()
     store = TokenStore(folder, [str(f) for f in files], keep)
     if not len(store):
-        c = store.counts
+        c, limit = store.counts, loading.settings.sequence_len
+        why = f"samples dropped as longer than sequence_len {limit}"
+        if loading.settings.excess_length_strategy == "truncate":
+            why = f"samples without a loss in the {limit} tokens that sequence_len {limit} leaves of them"
         raise UserError(
-            f"data set {spec.path}: nothing to train: {c.dropped} samples dropped as longer than sequence_len "
-            f"{loading.settings.sequence_len}, {c.skipped} bad lines skipped, none left"
+            f"data set {spec.path}: nothing to {loading.purpose}: {c.dropped} {why}, {c.skipped} bad lines skipped, "
+            "none left"
             + "".join(f"\n  {line}" for line in store.skipped[:3])
         )
     return store
@@ -177,13 +181,17 @@ def _recognise(files: Sequence[Path], skip_bad_lines: bool) -> str:
     raise UserError(f"data set {files[0]}: it holds no record that can be read")
 
 
+ENCODING = 2  # raised when the same data come to other ids or labels, so that no cache of before is read
+
+
 def _key(files: Sequence[Path], kind: str, loading: Loading) -> str:
     template = loading.template
     about_template = template and [template.source, template.special_tokens]
     if template and "strftime_now" in template.source:
         about_template.append(template.now.date().isoformat())  # the render tells the day
     about_tokenizer = loading.tokenizer and loading.tokenizer.digest
-    how = [kind, asdict(loading.settings), about_tokenizer, about_template, loading.vocab_size, loading.skip_bad_lines]
+    how = [ENCODING, kind, asdict(loading.settings), about_tokenizer, about_template, loading.vocab_size,
+           loading.skip_bad_lines]  # fmt: skip
     try:
         return cache.digest([cache.file_digest(f) for f in files], how)
     except OSError as error:
