@@ -3,6 +3,13 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import settings
+
+# On a loaded machine an example may take long, which says nothing of the code. CI tries the same examples each time, so
+# that a change is judged by what it changed; elsewhere they are new ones.
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # Vulkan's loader complains without one
 
