@@ -21,6 +21,7 @@ from .model.files import brief, read_json_object
 from .model.loader import Checkpoint, open_checkpoint
 from .model.peft_config import LoraConfig
 
+PARTS = ("case.json", "batch.npz", "expected.npz", "adapter_init")  # what only a case holds
 STEPS = 3  # optimizer steps of a case
 TOLERANCE = 1e-4  # or five times the drift of the outside float32 run from its float64 one, if that is more
 DRIFTS = 5
@@ -96,6 +97,21 @@ class Check:
     @property
     def ok(self) -> bool:
         return self.error <= self.tolerance  # false for NaN
+
+
+def choose_cases(paths: list[str]) -> tuple[list[Path], list[Path]]:
+    """(cases, others): a glob over cases also finds notes and folders of other things, which are no cases.
+
+    A folder that holds any part of a case counts as one, and `read_case` says what it lacks; so does what does not
+    exist. UserError when no case is left.
+    """
+    cases, others = [], []
+    for path in map(Path, paths):
+        is_case = not path.exists() or any((path / part).exists() for part in PARTS)
+        (cases if is_case else others).append(path)
+    if not cases:
+        raise UserError(f"{', '.join(map(str, others[:3]))}: no golden case directory, holding case.json")
+    return cases, others
 
 
 def read_case(folder: str | Path, model: str | None = None) -> Case:

@@ -10,7 +10,7 @@ from .data.batching import bucket, flatten
 from .engine import Engine, Options
 from .errors import CheckFailed
 from .generation.decoder import Decoder
-from .golden import STEPS, Case, Result, judge, read_case
+from .golden import STEPS, Case, Result, choose_cases, judge, read_case
 from .gpu import KernelCache, open_device
 from .model.adapter_layout import AdapterLayout
 from .model.layers import load_model
@@ -108,7 +108,10 @@ def run(argv: list[str]):
     parser.add_argument("--json", action="store_true", help="one JSON object a line and case")
     add_device_option(parser)
     args = parser.parse_args(argv)
-    cases = [read_case(folder, args.model) for folder in args.cases]
+    folders, others = choose_cases(args.cases)
+    for path in others:
+        print(f"{path}: skipped, no golden case (it holds no case.json)", file=sys.stderr)
+    cases = [read_case(folder, args.model) for folder in folders]
     device = open_device(args.device)
     print(f"{device.name}: {device.reason}", file=sys.stderr)
     kernels, faults = KernelCache(device), []

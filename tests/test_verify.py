@@ -386,3 +386,17 @@ def test_wrong_cases_are_refused_by_name(tmp_path, capsys, fault, message):
 def test_a_case_that_is_no_folder(capsys):
     assert verify.main(["nowhere"]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err
+
+
+def test_a_glob_over_cases_skips_what_is_none(tmp_path, capsys, monkeypatch):
+    ran = []
+    monkeypatch.setattr(verify, "run_case", lambda device, case, kernels: ran.append(case.name) or perfect(case))
+    case, note, other = GOLDEN / "bitnet_q_only", tmp_path / "README.md", tmp_path / "texts"
+    note.write_text("")
+    other.mkdir()
+    assert verify.main([str(case), str(note), str(other)]) == 0 and ran == ["bitnet_q_only"]
+    err = capsys.readouterr().err
+    assert f"{note}: skipped" in err and f"{other}: skipped, no golden case (it holds no case.json)" in err
+    assert verify.main([str(case), str(tmp_path / "gone")]) == 2 and len(ran) == 1  # a name that was mistyped
+    assert "gone: no such folder" in capsys.readouterr().err
+    assert verify.main([str(note), str(other)]) == 2

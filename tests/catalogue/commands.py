@@ -5,7 +5,7 @@ from functools import partial
 
 from tiny_tokenizer import backend
 
-from . import DENSE, TERNARY, change, copy_of
+from . import DENSE, GOLDEN, TERNARY, change, copy_of
 
 A = DENSE / "adapter_init"
 
@@ -64,13 +64,14 @@ CASES = {
     "a prompt beyond the context": (talk("--prompt", "a b c d e f", "--raw", max_position_embeddings=4), "tokens"),
     "no such command": (says("trane"), "no command 'trane'; the nearest one is 'train'"),
     "an option of nobody": (says("doctor", "--fix"), "unrecognized arguments: --fix (see lorawgpu doctor --help)"),
+    "folders of no case": (says("verify", GOLDEN / "README.md", "{t}"), "no golden case directory, holding case.json"),
     "no cases": (says("verify"), "the following arguments are required: CASE_DIR"),
     "a word for a number": (generate("--prompt", "a", "--top-k", "few"), "argument --top-k: invalid int value: 'few'"),
     "no prompt": (generate(), "one of the arguments --prompt --prompts --chat is required"),
     "no new tokens": (generate("--prompt", "a", "--max-new-tokens", 0), "--max-new-tokens 0: wanted at least 1"),
     "compare without an adapter": (generate("--prompt", "a", "--compare"), "--compare shows an answer with and withou"),
     "raw turns": (generate("--chat", "--raw"), "--raw has no turns"),
-    "heat below zero": (generate("--prompt", "a", "--temperature", -1), "temperature is -1.0; wanted a value from 0"),
+    "heat below zero": (generate("--prompt", "a", "--temperature", -1), "temperature is -1.0; wanted a value from 1"),
     "no file of prompts": (generate("--prompts", "{t}/none"), "none: No such file or directory"),
     "an empty file of prompts": (partial(lines, content=b"\n"), "holds no prompt; wanted one a line"),
     "prompts of no UTF-8": (partial(lines, content=b"a\xff"), "p.txt: not UTF-8 (byte 2)"),
