@@ -1,7 +1,9 @@
 """`lorawgpu <command>`, the exit codes of all commands, and the options that several share."""
 import argparse
+import codecs
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -38,6 +40,7 @@ def main_of(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] |
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
+        _print_anything()
         try:
             return run(list(sys.argv[1:] if argv is None else argv)) or 0
         except BrokenPipeError:  # `lorawgpu generate ... | head`: the reader has had enough, which is no fault
@@ -52,6 +55,14 @@ def main_of(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] |
             return INTERRUPTED
 
     return main
+
+
+def _print_anything() -> None:
+    """A "?" for what stdout or stderr cannot encode (a pipe on Windows is cp1252), not a traceback halfway."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            if stream.errors in ("strict", "surrogateescape"):  # anything else is what the user asked for
+                stream.reconfigure(errors="replace")
 
 
 def parser_of(command: str, **kwargs) -> Parser:

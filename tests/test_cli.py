@@ -108,3 +108,13 @@ def test_a_closed_pipe_is_no_fault():
     process.stdout.close()
     assert process.wait(timeout=60) == 0 and process.stderr.read() == b""
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "out"), [("ascii", b"a?"), ("cp1252", b"a?"), ("utf-8", "a\u2192".encode()), ("ascii:ignore", b"a")]
+)
+def test_text_that_a_pipe_cannot_encode(encoding, out):
+    code = "import sys\nfrom lorawgpu.cli import main_of\nsys.exit(main_of(lambda argv: print('a\u2192', end=''))([]))"
+    env = os.environ | {"PYTHONPATH": os.getcwd(), "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, b"")

@@ -420,6 +420,20 @@ def test_a_full_disk_and_an_interrupt_leave_nothing(tmp_path, monkeypatch, capsy
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_full_disk_names_the_path(tmp_path, monkeypatch, capsys):
+    """Neither numpy's short write nor Python's failed one names the file."""
+    adapter = adapter_of(tmp_path / "a", DENSE)
+    for error in (OSError("2048 requested and 32 written"), OSError(28, "No space left on device")):
+
+        def failing(self, error=error):
+            raise error
+
+        monkeypatch.setattr("gguf.GGUFWriter.write_tensors_to_file", failing)
+        assert export("--adapter", adapter, "--to", "gguf", "--out", tmp_path / "g") == 2
+        assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'g'}: No space left on ")
+        assert not (tmp_path / "g").exists()
+
+
 def test_nothing_is_overwritten(tmp_path, capsys):
     adapter, out = adapter_of(tmp_path / "a", DENSE), tmp_path / "out"
     out.mkdir()

@@ -1,5 +1,6 @@
 """An export is whole or absent: written into a hidden folder, checked there, forced to disk, renamed."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ def staged(out: Path, main: str | None = None) -> Iterator[Path]:
 
     With `main`, the name of one of its files, `out` becomes that file and the others stand beside it under its stem:
     X.gguf, X.chat_template.jinja. UserError, before anything is written, when that would overwrite something.
+    An OSError that names no file gets the name of `out`.
     """
     out = out.expanduser().absolute()
     if out.exists() and (main or not out.is_dir() or any(out.iterdir())):
@@ -37,6 +39,11 @@ def staged(out: Path, main: str | None = None) -> Iterator[Path]:
                 out.rmdir()
             beside.rename(out)
         sync_folder(out.parent)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        why = error.strerror or f"No space left on the disk? A write failed: {error}"  # numpy names no reason
+        raise OSError(error.errno or errno.EIO, why, str(out)) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
