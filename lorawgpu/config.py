@@ -43,6 +43,18 @@ def _as_list(value):
     return [value] if isinstance(value, str) else value
 
 
+def _data_set(value):
+    if not isinstance(value, dict | BaseModel):
+        raise ValueError(f"wanted `- path: {value if isinstance(value, str) else 'FILE'}`")
+    return value
+
+
+def _data_sets(value):
+    if not isinstance(value, list):
+        raise ValueError(f"wanted a list, such as `- path: {value if isinstance(value, str) else 'FILE'}`")
+    return value
+
+
 def _targets(value):
     if value == "all-linear":
         return value
@@ -91,6 +103,9 @@ class DataSet(Section):
     """How often an epoch sees each of its samples."""
 
 
+DataSets = Annotated[list[Annotated[DataSet, BeforeValidator(_data_set)]], BeforeValidator(_data_sets)]
+
+
 class TrainConfig(Section):
     """One training run. Build it with `load_config`; frozen, so what was checked is what runs."""
 
@@ -111,9 +126,9 @@ class TrainConfig(Section):
     """Scale by alpha / sqrt(r) instead."""
 
     # Data
-    datasets: list[DataSet] = Field(min_length=1)
+    datasets: DataSets = Field(min_length=1)
     """What to train on."""
-    test_datasets: list[DataSet] = []
+    test_datasets: DataSets = []
     """What to evaluate on, as separate files."""
     val_set_size: Annotated[NotNegative, AfterValidator(_val_set_size)] = 0
     """Or: hold back this many samples (a count), or this fraction, of `datasets`."""

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 
 from .cli import add_device_option, add_model_options, main_of, parser_of
-from .config import TrainConfig
+from .config import MANY, TrainConfig
 from .data.batching import token_capacity
 from .data.dataset import Joined
 from .data.preview import summary
@@ -36,8 +36,8 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--chat-template", metavar="T", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
-    if args.sequence_len is not None and args.sequence_len < 2:
-        raise UserError(f"--sequence-len {args.sequence_len}: wanted at least 2 tokens")
+    if args.sequence_len is not None and not 2 <= args.sequence_len <= MANY:
+        raise UserError(f"--sequence-len {args.sequence_len}: wanted at least 2 tokens and at most {MANY}")
     return args
 
 
@@ -58,7 +58,7 @@ def run(argv: list[str]) -> None:
     checkpoint = open_checkpoint(args.model)
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter else (None, None)
     config = config_of(args, checkpoint)
-    data = load_data(config, words_of_model(config, checkpoint))
+    data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")
     if data.counts.truncated or data.counts.dropped:
         print(summary(data.counts), file=sys.stderr)
     source = Joined(data.train)

@@ -33,7 +33,8 @@ def parse(argv: list[str]) -> Namespace:
     what.add_argument("--prompts", metavar="FILE", help="one prompt a line; answers are JSON lines: prompt, text")
     what.add_argument("--chat", action="store_true", help="talk in a terminal")
     parser.add_argument("--system", metavar="TEXT", help="the system's turn before the user's")
-    parser.add_argument("--max-new-tokens", metavar="N", type=int, default=MAX_NEW_TOKENS)
+    usage = f"end an answer after so many tokens (default {MAX_NEW_TOKENS})"
+    parser.add_argument("--max-new-tokens", metavar="N", type=int, default=MAX_NEW_TOKENS, help=usage)
     for field in fields(Sampling):
         option, usage = f"--{field.name.replace('_', '-')}", f"{USAGE[field.name]} (default {field.default})"
         metavar = "N" if field.type is int else "X"

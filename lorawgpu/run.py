@@ -97,7 +97,7 @@ def words_without_weights(config: TrainConfig) -> Words:
     return words_of(config, partial(Tokenizer.from_hf_folder, folder), vocab_size)
 
 
-def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False) -> Data:
+def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False, purpose: str = Loading.purpose) -> Data:
     """The data sets of a config, tokenised and split. UserError naming file and line for what is wrong with them."""
     settings = EncodeSettings(
         config.sequence_len, config.excess_length_strategy, config.train_on_inputs, tuple(config.roles_to_train)
@@ -110,6 +110,7 @@ def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False) -
         skip_bad_lines,
         Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
         config.dataset_num_proc or os.cpu_count() or 1,
+        purpose,
     )
 
     def specs(sets):

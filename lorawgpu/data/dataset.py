@@ -118,8 +118,7 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
             why = f"samples without a loss in the {limit} tokens that sequence_len {limit} leaves of them"
         raise UserError(
             f"data set {spec.path}: nothing to {loading.purpose}: {c.dropped} {why}, {c.skipped} bad lines skipped, "
-            "none left"
-            + "".join(f"\n  {line}" for line in store.skipped[:3])
+            "none left" + "".join(f"\n  {line}" for line in store.skipped[:3])
         )
     return store
 

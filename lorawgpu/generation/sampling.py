@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 
+TINY = 1e-6  # scores are divided by no less: far smaller divisors leave float32
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -29,11 +31,11 @@ class Sampling:
     def check(self) -> "Sampling":
         """Itself. UserError for a value outside its range."""
         ranges = {
-            "temperature": (0 <= self.temperature <= 100, "from 0 to 100"),
-            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
+            "temperature": (self.greedy or TINY <= self.temperature <= 100, f"from {TINY:g} to 100, or 0 (greedy)"),
+            "top_k": (0 <= self.top_k < 1 << 32, "from 0 (all tokens) to 2^32 - 1"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty <= 100, "above 0 and at most 100; 1 is off"),
+            "repetition_penalty": (TINY <= self.repetition_penalty <= 100, f"from {TINY:g} to 100; 1 is off"),
             "seed": (0 <= self.seed < 1 << 64, "from 0 to 2^64 - 1"),
         }
         for name, (fits, wanted) in ranges.items():
