@@ -141,20 +141,25 @@ class LoadedModel:
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         raw: bool = False,
         use_adapter: bool = True,
+        ended: list[Ended] | None = None,
     ) -> str | list[str]:
         """The answer to a prompt (text, or a conversation), or the answers to a list of prompts, several at once.
 
         Prompt number i of a list draws from stream i of the seed: its answer does not depend on the others.
+        ended: gets an Ended for each answer, in their order.
         """
         several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], dict))
         asked = [self.encode(p, raw) for p in (prompt if several else [prompt])]
         answers = []
         for first in range(0, len(asked), MAX_ROWS):
             some = asked[first : first + MAX_ROWS]
-            answers += self._answers(some, first, max_new_tokens, sampling.check(), raw, use_adapter)
+            texts, reasons = self._answers(some, first, max_new_tokens, sampling.check(), raw, use_adapter)
+            answers += texts
+            if ended is not None:
+                ended += map(Ended, reasons)
         return answers if several else answers[0]
 
-    def _answers(self, asked, first, max_new_tokens, sampling, raw, use_adapter) -> list[str]:
+    def _answers(self, asked, first, max_new_tokens, sampling, raw, use_adapter) -> tuple[list[str], list]:
         decoder = self._decoder(len(asked), asked, max_new_tokens, use_adapter, None)
         generator = Generator(decoder, self.prompts.stop_ids(self.config.eos_token_ids))
         ids: list[list[int]] = [[] for _ in asked]
@@ -162,7 +167,7 @@ class LoadedModel:
         for b, token in generator.stream(asked, sampling, max_new_tokens, streams):
             ids[b].append(token)
         texts = [self.prompts.tokenizer.decode(i, skip_special=True) for i in ids]
-        return [t if raw else t.removeprefix(" ") for t in texts]
+        return [t if raw else t.removeprefix(" ") for t in texts], generator.reasons
 
     def _decoder(self, sequences, asked, max_new_tokens, use_adapter, context) -> Decoder:
         """A decoder with room for these prompts and their answers; the last one where it is large enough."""

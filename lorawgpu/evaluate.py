@@ -17,6 +17,7 @@ from .evaluation import evaluate_source
 from .gpu import device_errors, open_device
 from .model.adapter import read_adapter
 from .model.adapter_layout import AdapterLayout
+from .model.base_name import note_other_base
 from .model.layers import load_model
 from .model.loader import Checkpoint, open_checkpoint
 from .run import load_data, words_of_model
@@ -57,6 +58,8 @@ def run(argv: list[str]) -> None:
     args = parse(argv)
     checkpoint = open_checkpoint(args.model)
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter else (None, None)
+    if args.adapter:
+        note_other_base(args.adapter, checkpoint.name)
     config = config_of(args, checkpoint)
     data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")
     if data.counts.truncated or data.counts.dropped:

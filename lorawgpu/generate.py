@@ -12,6 +12,7 @@ from .data.templates import BUILT_IN
 from .errors import UserError
 from .generation.sampling import Sampling
 from .gpu import device_errors
+from .model.base_name import note_other_base
 
 CHAT_CONTEXT = 4096  # tokens of a conversation, where the model allows as many
 USAGE = {  # of the sampling options, whose defaults are `Sampling`'s
@@ -30,7 +31,9 @@ def parse(argv: list[str]) -> Namespace:
     add_model_options(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT", help="a user's turn where the model has a chat template")
-    what.add_argument("--prompts", metavar="FILE", help="one prompt a line; answers are JSON lines: prompt, text")
+    what.add_argument(
+        "--prompts", metavar="FILE", help="one prompt a line; answers are JSON lines: line, prompt, text, cut"
+    )
     what.add_argument("--chat", action="store_true", help="talk in a terminal")
     parser.add_argument("--system", metavar="TEXT", help="the system's turn before the user's")
     usage = f"end an answer after so many tokens (default {MAX_NEW_TOKENS})"
@@ -54,13 +57,13 @@ def parse(argv: list[str]) -> Namespace:
     return args
 
 
-def read_prompts(path: str) -> list[str]:
-    """The lines of a file that are not blank. UserError when there is none, or it is no UTF-8."""
+def read_prompts(path: str) -> dict[int, str]:
+    """The lines of a file that are not blank, by their number. UserError when there is none, or it is no UTF-8."""
     try:
         text = Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 (byte {error.start + 1})") from None
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
     if not lines:
         raise UserError(f"{path}: holds no prompt; wanted one a line")
     return lines
@@ -96,13 +99,16 @@ def answer_one(llm: LoadedModel, args: Namespace, options: dict) -> None:
         show(llm, prompt, options | {"use_adapter": use})
 
 
-def answer_all(llm: LoadedModel, args: Namespace, prompts: list[str], options: dict) -> None:
-    asked = [turns(args.system, p) for p in prompts]
-    columns = {"text": llm.generate(asked, **options)}
-    if args.compare:
-        columns["base"] = llm.generate(asked, use_adapter=False, **options)
-    for values in zip(prompts, *columns.values(), strict=True):
-        print(json.dumps(dict(zip(("prompt", *columns), values, strict=True)), ensure_ascii=False))
+def answer_all(llm: LoadedModel, args: Namespace, prompts: dict[int, str], options: dict) -> None:
+    """A JSON line for each prompt. `cut`: --max-new-tokens or the context ended the answer; `base`: no adapter."""
+    asked = [turns(args.system, p) for p in prompts.values()]
+    columns = {"line": prompts.keys(), "prompt": prompts.values()}
+    for text, cut, use in (("text", "cut", True), ("base", "base_cut", False))[: 1 + args.compare]:
+        ended: list[Ended] = []
+        columns[text] = llm.generate(asked, use_adapter=use, ended=ended, **options)
+        columns[cut] = [e.reason != "stop" for e in ended]
+    for values in zip(*columns.values(), strict=True):
+        print(json.dumps(dict(zip(columns, values, strict=True)), ensure_ascii=False))
 
 
 def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
@@ -111,7 +117,12 @@ def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
     start = [] if args.system is None else [{"role": "system", "content": args.system}]
     messages = list(start)
     print(CHAT_HELP, file=sys.stderr)
+    if hasattr(sys.stdin, "reconfigure"):  # a byte that is no UTF-8 arrives as a surrogate, as it does in the C locale
+        sys.stdin.reconfigure(errors="surrogateescape")
     while line := read_turn():
+        if any("\ud800" <= character <= "\udfff" for character in line):
+            print("(this turn is not UTF-8 and was not asked: type it again)", file=sys.stderr)
+            continue
         if line == "/reset":
             messages = list(start)
             continue
@@ -141,9 +152,11 @@ def read_turn() -> str:
 def run(argv: list[str]) -> None:
     args = parse(argv)
     sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
-    prompts = read_prompts(args.prompts) if args.prompts else []
+    prompts = read_prompts(args.prompts) if args.prompts else {}
     with device_errors():
         llm = load(args.model, args.adapter, args.device, args.chat_template)
+        if args.adapter:
+            note_other_base(args.adapter, llm.checkpoint.name)
         options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}
         if args.chat:
             chat(llm, args, options)

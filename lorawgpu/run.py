@@ -26,6 +26,7 @@ from .errors import DeviceError, UserError
 from .gpu import KernelCache, device_errors
 from .model.adapter import start_adapter
 from .model.adapter_layout import AdapterLayout
+from .model.base_name import note_other_base
 from .model.hf_folder import read_config
 from .model.layers import load_model
 from .model.loader import Checkpoint, open_checkpoint
@@ -130,6 +131,8 @@ def prepare(config: TrainConfig, skip_bad_lines: bool = False, today: datetime |
     require_sinks(config.report_to)
     checkpoint = open_checkpoint(config.base_model)
     lora, start = start_adapter(config, checkpoint.config)
+    if config.adapter:
+        note_other_base(config.adapter, checkpoint.name)
     words = words_of_model(config, checkpoint)
     if today and words.template:
         words = replace(words, template=ChatTemplate(words.template.source, words.template.special_tokens, today))

@@ -114,6 +114,13 @@ def test_a_csv_row_of_another_width_is_named(tmp_path):
     assert last == {"prompt": "d", "completion": "e"}
 
 
+def test_a_csv_header_that_names_a_column_twice_is_refused(tmp_path):
+    path = write(tmp_path, "a.csv", "text,b,text\na,b,c\n")
+    with pytest.raises(UserError, match="a.csv, line 1: two columns are called 'text'"):
+        records(path)
+    assert records(write(tmp_path, "b.csv", "text,,\na,,\n")) == [(2, {"text": "a", "": ""})]  # a sheet's empty edge
+
+
 def test_parquet(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -316,6 +323,15 @@ def test_pretokenized_needs_no_tokenizer():
         Encoder("text", encoder.settings, None, None)
 
 
+def test_parts_of_text_are_one_text():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b\n"}]
+    call = {"role": "assistant", "content": [], "tool_calls": [{"function": {"name": "f"}}]}
+    chat = example({"messages": [{"role": "user", "content": parts}, call]})
+    assert chat.messages[0]["content"] == "ab\n" and "content" not in chat.messages[1]
+    spoken = example({"conversations": [{"from": "human", "value": parts}]})
+    assert spoken.messages == [{"role": "user", "content": "ab\n"}]
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -333,7 +349,10 @@ def test_pretokenized_needs_no_tokenizer():
         ({"messages": []}, "`messages` is empty"),
         ({"messages": ["Hi"]}, r"messages\[1\] must be an object with `role` and `content`"),
         ({"messages": [{"from": "human", "value": "Hi"}]}, "that is the key `conversations`"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only parts of type text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only parts of type text .* of 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has no string in `text`"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "only parts of type text"),
+        ({"messages": [{"role": "user", "content": []}]}, "`content` is a list without a part"),
         ({"messages": [{"role": "user", "content": "x", "train": "no"}]}, "`train` must be true or false .* got 'no'"),
         ({"messages": CHAT["messages"], "tools": "{"}, "`tools` is a string that is not valid JSON"),
         ({"conversations": [{"from": "me", "value": "x"}]}, r"conversations\[1\]: `from` must be one of .* got 'me'"),

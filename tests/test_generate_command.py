@@ -23,6 +23,7 @@ from lorawgpu.errors import UserError
 from lorawgpu.generation.sampling import Sampling
 from lorawgpu.generation.text import Prompts, TextStream, template_for
 from lorawgpu.model.adapter import read_adapter
+from lorawgpu.model.base_name import plain_name
 from lorawgpu.model.loader import open_checkpoint
 
 CASE = GOLDEN / "llama_dense"
@@ -229,9 +230,48 @@ def test_a_file_of_prompts(run, llm, tmp_path):
     path.write_bytes("\ufeffone\r\n\r\nzwölf\n".encode())
     _, out, _ = run("--prompts", str(path), "--max-new-tokens", "4", "--compare")
     first, second = map(json.loads, out.splitlines())
-    assert [first["prompt"], second["prompt"]] == ["one", "zwölf"]
+    assert [first["prompt"], second["prompt"]] == ["one", "zwölf"] and [first["line"], second["line"]] == [1, 3]
+    assert list(first) == ["line", "prompt", "text", "cut", "base", "base_cut"]
     assert second["text"] == llm.generate("zwölf", max_new_tokens=4)
     assert second["base"] == llm.generate("zwölf", max_new_tokens=4, use_adapter=False)
+
+
+def test_an_answer_of_a_file_says_that_it_was_cut(run, llm, tmp_path, monkeypatch):
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n")
+    assert json.loads(run("--prompts", str(path), "--max-new-tokens", "1")[1])["cut"] is True
+    first = llm.logits(llm.encode("one"))[-1].argmax()
+    monkeypatch.setattr(llm.prompts, "stop_ids", lambda ids: frozenset({int(first)}))
+    answer = json.loads(run("--prompts", str(path), "--max-new-tokens", "1")[1])
+    assert answer == {"line": 1, "prompt": "one", "text": "", "cut": False}
+
+
+def test_an_adapter_of_another_model_is_noted(run, tmp_path, monkeypatch, llm):
+    adapter = shutil.copytree(CASE / "adapter_init", tmp_path / "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "org/Llama-1B"}))
+    asked = ("--adapter", str(adapter), "--prompt", "a", "--max-new-tokens", "1")
+    for name, noted in (("a/Llama-2B", True), ("x/llama-1b-Q4_K_M.gguf", False)):
+        monkeypatch.setattr(llm.checkpoint, "name", name)
+        code, _, err = run(*asked, adapter=False)
+        assert code == 0 and (f"note: the adapter {adapter} was made for 'org/Llama-1B'; the model" in err) is noted
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct/", "smollm2-135m-instruct"),
+        ("C:\\models\\SmolLM2-135M-Instruct.Q8_0.gguf", "smollm2-135m-instruct"),
+        ("bitnet-b1.58-2B-4T-bf16", "bitnet-b1.58-2b-4t"),
+        ("unsloth/Llama-3.2-1B-unsloth-bnb-4bit", "llama-3.2-1b"),
+        ("/c/models--org--Name/snapshots/" + "0" * 40, "name"),
+        ("big-IQ3_XXS-00001-of-00002.gguf", "big"),
+        ("ggml-model-i2_s.gguf", ""),
+        ("", ""),
+    ],
+)
+def test_names_of_one_model(name, plain):
+    assert plain_name(name) == plain
 
 
 def test_compare_shows_both(run, llm):
@@ -248,6 +288,12 @@ def test_chat_remembers_resets_and_refuses_what_is_too_long(run, llm):
     second = llm.generate([{"role": r, "content": c} for r, c in turns], max_new_tokens=5)
     assert code == 0 and out.startswith(f"{first}\n{second}\n{first}\n")
     assert "leaves less than --max-new-tokens 5 of the context of 160 tokens" in err
+
+
+def test_a_turn_that_is_no_utf8_is_refused_and_the_conversation_goes_on(run, llm, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nhi\n"), "utf-8"))
+    code, out, err = run("--chat", "--max-new-tokens", "5")
+    assert code == 0 and out == llm.generate("hi", max_new_tokens=5) + "\n" and "is not UTF-8" in err
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def _recognise(files: Sequence[Path], skip_bad_lines: bool) -> str:
     raise UserError(f"data set {files[0]}: it holds no record that can be read")
 
 
-ENCODING = 2  # raised when the same data come to other ids or labels, so that no cache of before is read
+ENCODING = 3  # raised when the same data come to other ids or labels, so that no cache of before is read
 
 
 def _key(files: Sequence[Path], kind: str, loading: Loading) -> str:

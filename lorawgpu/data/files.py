@@ -204,6 +204,8 @@ def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
             return
         if row and header is None:
             header = row
+            if twice := next((name for i, name in enumerate(row) if name and name in row[:i]), None):
+                raise UserError(f"{file}, line {start}: two columns are called {shorten(twice)!r}; rename or drop one")
         elif row and len(row) != len(header):
             yield start, bad_line(file, start, f"{len(row)} cells under a header of {len(header)}", ",".join(row))
         elif row:

@@ -202,7 +202,7 @@ def _messages(value: object, place: Place, key: str, tools: list[dict] | None) -
         if message.get("role") not in ROLES:
             got = brief(message.get("role"))
             raise bad_line(*place, f"{where}: `role` must be one of {', '.join(ROLES)}, got {got}")
-        _check_content(message, place, where)
+        message = message | {"content": _content(message, place, where)}
         train.append(_flag(message, place, where))
         messages.append({k: v for k, v in message.items() if v is not None and k not in ("train", "weight")})
     if not messages:
@@ -218,16 +218,25 @@ def _flag(message: dict, place: Place, where: str) -> bool | None:
     return None if flag is None else bool(flag)
 
 
-def _check_content(message: dict, place: Place, where: str) -> None:
+def _content(message: dict, place: Place, where: str) -> str | None:
+    """The text of a message, its parts joined: most templates would print a list of parts as Python writes it."""
     content = message.get("content")
-    if isinstance(content, str) or (content is None and message.get("tool_calls")):
-        return
+    if isinstance(content, str):
+        return content
+    if content in (None, []) and message.get("tool_calls"):
+        return None
     if not isinstance(content, list):
         got = "nothing" if content is None else type(content).__name__
         raise bad_line(*place, f"{where}: `content` must be a string, got {got}", message)
+    if not content:
+        raise bad_line(*place, f"{where}: `content` is a list without a part")
     for part in content:
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise bad_line(*place, f"{where}: only parts of type text can be trained", part)
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind != "text":
+            raise bad_line(*place, f"{where}: only parts of type text can be trained, got one of {brief(kind)}", part)
+        if not isinstance(part.get("text"), str):
+            raise bad_line(*place, f"{where}: a part of type text has no string in `text`", part)
+    return "".join(part["text"] for part in content)
 
 
 def _tools(record: dict, place: Place) -> list[dict] | None:
