@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from golden_case import SMALL_CASES, read_case
 from tiny_run import MODEL, write_config, write_data
 
 from lorawgpu import evaluate as command
+from lorawgpu.config import load_config
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.engine import Engine, Options
 from lorawgpu.evaluation import Evaluation, evaluate_source
 from lorawgpu.metrics import read_metrics
 from lorawgpu.model.layers import load_model
 from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.run import prepare
 
 
 def evaluate(capsys, *argv) -> dict:
@@ -56,6 +59,18 @@ def test_as_training_evaluates(tmp_path, lab, capsys):
     numbers = evaluate(capsys, "--model", MODEL, "--adapter", folder, "--data", held_out)
     assert numbers["loss"] == pytest.approx(logged[-1]["eval_loss"], rel=1e-6)
     assert numbers["tokens"] == logged[-1]["eval_tokens"]
+
+
+def test_an_adapter_of_another_model_is_noted_here_and_in_training(tmp_path, capsys):
+    adapter = shutil.copytree(MODEL / "adapter_init", tmp_path / "adapter")
+    keys = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": "org/Another"}
+    (adapter / "adapter_config.json").write_text(json.dumps(keys))
+    note = f"note: the adapter {adapter} was made for 'org/Another'; the model here is {MODEL}"
+    config = write_config(tmp_path, adapter=str(adapter), lora_r=None, lora_alpha=None)
+    evaluate_args = ["--model", MODEL, "--adapter", adapter, "--data", tmp_path / "data.jsonl"]
+    assert command.main(list(map(str, evaluate_args))) == 0 and note in capsys.readouterr().err
+    prepare(load_config(config))
+    assert note in capsys.readouterr().err
 
 
 def test_long_samples_are_truncated_and_reported(tmp_path, capsys):
