@@ -434,6 +434,21 @@ def test_a_full_disk_names_the_path(tmp_path, monkeypatch, capsys):
         assert not (tmp_path / "g").exists()
 
 
+@pytest.mark.parametrize("size", [1000, 4096])
+def test_a_file_that_may_not_grow_on(tmp_path, capsys, size):
+    """As on a full disk, at two places: where Python writes, and where numpy does, which does not notice at the end."""
+    resource = pytest.importorskip("resource")
+    adapter = adapter_of(tmp_path / "a", DENSE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        code = export("--adapter", adapter, "--to", "gguf", "--out", tmp_path / "g")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    err = capsys.readouterr().err
+    assert code == 2 and err.startswith(f"error: {tmp_path / 'g'}: ") and ("No space" in err or "too large" in err), err
+
+
 def test_nothing_is_overwritten(tmp_path, capsys):
     adapter, out = adapter_of(tmp_path / "a", DENSE), tmp_path / "out"
     out.mkdir()

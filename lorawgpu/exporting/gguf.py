@@ -49,7 +49,11 @@ def write(folder: Path, source: Source, arch: str | None = None) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
+    (file,) = writer.fout
+    end = file.tell()
     writer.close()
+    if (folder / FILE).stat().st_size < end:  # numpy does not look at what closing its copy of the file says
+        raise OSError(f"{end} bytes were to be written")
 
 
 def permute(weight: np.ndarray, heads: int) -> np.ndarray:
