@@ -26,10 +26,11 @@ from pydantic import (
 )
 
 from lorawgpu.config_source import Location, Problem, apply_override, dotted, explain, find_path, message, read_yaml
+from lorawgpu.data.batching import HEAVIEST, LIGHTEST
 from lorawgpu.data.formats import ALIASES, FORMATS, ROLES, check_type
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.errors import UserError
-from lorawgpu.model.peft_config import LINEAR_MODULES
+from lorawgpu.model.peft_config import LARGEST, LINEAR_MODULES
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -99,7 +100,7 @@ class DataSet(Section):
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
     type: Format | None = None
     """The format; recognised by the keys of the records when left out."""
-    weight: Positive = 1.0
+    weight: Annotated[Number, Field(ge=LIGHTEST, le=HEAVIEST)] = 1.0
     """How often an epoch sees each of its samples."""
 
 
@@ -116,7 +117,7 @@ class TrainConfig(Section):
     """A PEFT adapter directory to continue from; its rank, alpha and targets are kept."""
     lora_r: int = Field(16, ge=1, le=1 << 14)
     """Rank."""
-    lora_alpha: Count = 32
+    lora_alpha: int = Field(32, ge=1, le=LARGEST)
     """The adapter's output is scaled by alpha / r."""
     lora_dropout: Fraction = 0.0
     """Probability of dropping an input element of the adapter path."""

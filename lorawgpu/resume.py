@@ -76,7 +76,7 @@ def environment(device) -> dict[str, str]:
 def checkpoint_to_resume(run_folder: Path, choice: str | None) -> Path | None:
     """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one), or None to start afresh.
 
-    UserError when starting afresh, or from another place, would mix two runs in one folder.
+    UserError when it does not exist, or when starting afresh, or from another place, would mix two runs in one folder.
     """
     found = list_checkpoints(run_folder)
     if choice is None:
@@ -92,6 +92,8 @@ def checkpoint_to_resume(run_folder: Path, choice: str | None) -> Path | None:
             raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
         return newest
     path = Path(choice).expanduser().absolute()
+    if not path.exists():
+        raise UserError(f"--resume {path}: no such folder; wanted a checkpoint-<step> folder, or auto for the newest")
     if found and found[-1].resolve() != path.resolve():
         raise UserError(
             f"--resume {choice}: {run_folder} holds {found[-1].name}, which another course of training would mix with; "

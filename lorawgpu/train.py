@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 from .cli import add_device_option, main_of, parser_of
@@ -10,6 +11,7 @@ from .config import TrainConfig, json_schema, load_config
 from .data.preview import preview_lines
 from .errors import UserError
 from .gpu import open_device, open_dry_device
+from .lock import only_run_in
 from .planning import plan_text
 from .report import write_report
 from .resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
@@ -54,7 +56,8 @@ def run(argv: list[str]) -> int:
     config = load_config(args.config, args.set)
     if args.preview is not None:
         return preview(config, args)
-    return train(config, args)
+    with nullcontext() if args.dry_run else only_run_in(Path(config.output_dir)):
+        return train(config, args)
 
 
 def preview(config: TrainConfig, args: Namespace) -> int:
@@ -66,7 +69,9 @@ def preview(config: TrainConfig, args: Namespace) -> int:
 
 
 def train(config: TrainConfig, args: Namespace) -> int:
-    path = checkpoint_to_resume(Path(config.output_dir), args.resume)
+    # A dry run writes nothing: it may show the plan of a new run where there is one.
+    fresh = args.dry_run and args.resume is None
+    path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume)
     snapshot = load_snapshot(path) if path else None
     prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None)
     if snapshot:
@@ -76,6 +81,8 @@ def train(config: TrainConfig, args: Namespace) -> int:
     trainer = Trainer(prepared, engine, snapshot)
     print(plan_text(trainer.plan), flush=True)
     print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
+    if args.resume and not path:
+        print(f"resume   no checkpoint in {prepared.folder}: nothing to resume, starting at step 1", flush=True)
     if args.dry_run:
         return 0
     code = trainer.train()

@@ -197,7 +197,7 @@ def test_weights_say_how_often_an_epoch_sees_a_sample():
 
 
 def test_a_weight_of_zero_is_refused():
-    with pytest.raises(UserError, match="must be above 0"):
+    with pytest.raises(UserError, match="wanted 0.001 to 1000"):
         batches([1], weights=[0.0])
 
 

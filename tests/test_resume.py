@@ -19,6 +19,7 @@ from lorawgpu import train as command
 from lorawgpu.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.data import chat
 from lorawgpu.errors import UserError
+from lorawgpu.lock import LOCK_FILE, only_run_in
 from lorawgpu.metrics import read_metrics
 from lorawgpu.trainer import Trainer
 
@@ -130,9 +131,21 @@ def test_bad_step_counters_and_best_are_resumed(tmp_path, lab):
     assert (state.bad_run, state.bad_total, state.windows) == (1, 2, 4)
 
 
-def test_auto_without_a_checkpoint_starts_afresh(tmp_path, lab):
+def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys, train_main):
     config = write_config(tmp_path, max_steps=1)
-    assert adapter_bytes(lab.train(config, "auto"))
+    for said in (True, False):
+        assert train_main([str(config), "--resume"]) == 0
+        assert (f"no checkpoint in {tmp_path / 'out'}: nothing to resume" in capsys.readouterr().out) == said
+    assert adapter_bytes(tmp_path / "out")
+
+
+def test_a_dry_run_where_a_run_is(tmp_path, capsys, lab, train_main):
+    folder = lab.train(write_config(tmp_path, max_steps=1))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with only_run_in(folder):
+        assert train_main([str(tmp_path / "config.yaml"), "--dry-run"]) == 0
+    del before[folder]  # the lock came and went
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}.items()
 
 
 def test_what_steers_and_was_changed_is_said(tmp_path, lab, capsys):
@@ -165,6 +178,27 @@ def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_pa
 
 
 # What is refused
+
+
+def test_a_second_run_in_one_folder(tmp_path, capsys, train_main):
+    config = write_config(tmp_path, max_steps=100_000, logging_steps=1)
+    process = start(config)
+    next(line for line in process.stderr if line.startswith("step "))
+    assert train_main([str(config), "--resume"]) == 2
+    assert f"{tmp_path / 'out'}: another run is training in this folder" in capsys.readouterr().err
+    process.kill()  # leaves the file of its lock
+    process.communicate()
+    assert (tmp_path / "out" / LOCK_FILE).exists()
+    assert train_main([str(config), "--resume", "--set", "max_steps=1"]) == 0
+    assert not (tmp_path / "out" / LOCK_FILE).exists()
+
+
+def test_a_lock_leaves_no_folder_behind(tmp_path):
+    with only_run_in(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b").is_dir()
+        with pytest.raises(UserError, match="another run is training"), only_run_in(tmp_path / "a" / "b"):
+            pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab, train_main):

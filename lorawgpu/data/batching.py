@@ -16,6 +16,7 @@ from lorawgpu.errors import UserError
 IGNORE = -100
 ALIGN = 128  # kernels tile tokens by 128 (DESIGN section 5)
 WINDOW_BINS = 128  # a packing window holds so many capacities: its one half-filled bin costs 0.4% on average
+LIGHTEST, HEAVIEST = 1e-3, 1000  # weights of a data set: an epoch holds weight * samples numbers in memory
 
 
 @dataclass(frozen=True)
@@ -289,8 +290,8 @@ def sequential(source: Source, capacity: int) -> Iterator[MicroBatch]:
 
 
 def _draws(weight: float, samples: int) -> int:
-    if weight <= 0:
-        raise UserError(f"the weight of a data set must be above 0, got {weight}")
+    if not LIGHTEST <= weight <= HEAVIEST:
+        raise UserError(f"the weight of a data set is {weight}; wanted {LIGHTEST} to {HEAVIEST}")
     return max(1, round(weight * samples)) if samples else 0
 
 

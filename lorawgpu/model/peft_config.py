@@ -22,7 +22,7 @@ _READ = {
 }  # fmt: skip
 # Other starts (pissa, olora, corda, loftq, ...) also change the base weights, which the adapter then relies on.
 _HARMLESS_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
-_LARGEST = 1 << 30  # of a rank or alpha
+LARGEST = 1 << 30  # of a rank or alpha
 _MAX_PATTERN = 200
 _QUANTIFIERS = 4
 
@@ -152,7 +152,7 @@ def _number(path: Path, config: dict, key: str, whole=False, low: float | None =
     """A finite number of `config`, an int if `whole`: positive, or from `low` on, and under `below`."""
     value = config.get(key)
     good = type(value) is int or (type(value) is float and not whole)
-    good = good and value <= _LARGEST  # `below` alone would let an integer pass that no float can hold
+    good = good and value <= LARGEST  # `below` alone would let an integer pass that no float can hold
     if not good or not (value > 0 if low is None else value >= low) or not value < below:
         number = "whole number" if whole else "number"
         wanted = f"a positive {number}" if low is None else f"a {number} from {low} to below {below}"

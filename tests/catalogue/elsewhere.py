@@ -20,6 +20,7 @@ ELSEWHERE = {
     "samples.py:__init__": "test_train.py",
     "sinks.py:_library": "test_train.py",
     "trainer.py:train": "test_train.py",
+    "lock.py:_open_locked": "test_resume.py",
     "generation/decoder.py:extend": "test_generate.py",
     "model/kv_cache.py:create": "test_generate.py",
     "doctor.py:run": "test_doctor.py",

@@ -49,5 +49,6 @@ CASES = {
     "a checkpoint of no state": (partial(resume, spoil=lambda p: (p / STATE_FILE).write_text("{}")), "not the state o"),
     "a checkpoint that is gone": (partial(resume, choice="nowhere", steps=()), "nowhere: no such folder; wanted a che"),
     "no checkpoint that is whole": (partial(resume, spoil=cut(STATE_FILE), choice="auto"), "none of its 1 checkpoints"),
+    "a later one that is gone": (partial(resume, choice="nowhere"), "nowhere: no such folder; wanted a che"),
     "a checkpoint with later ones": (partial(resume, steps=(7, 9)), "holds checkpoint-9, which another course of trai"),
 }  # fmt: skip
