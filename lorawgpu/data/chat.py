@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 import jinja2
@@ -14,6 +15,9 @@ from lorawgpu.errors import UserError
 MAX_TEMPLATE = 1 << 16  # characters; published ones have up to some ten thousand
 MAX_MESSAGE = 500  # characters of what a template says when it raises
 REASONING = ("reasoning_content", "thinking", "reasoning")  # keys under which a message's thoughts are published
+
+
+PROBE = "\ue002probe\ue002"  # no template has it
 
 
 class TemplateFailed(UserError):
@@ -45,7 +49,28 @@ class ChatTemplate:
         return ChatTemplate, (self.source, self.special_tokens, self.now)
 
     def render(self, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = False) -> str:
-        """The conversation as one text. TemplateFailed with the template's own words when it refuses."""
+        """The conversation as one text. TemplateFailed with the template's own words when it refuses.
+
+        A content is a string; for a template that shows nothing but lists of parts it becomes one part of type text.
+        """
+        return self._render(
+            [_in_parts(m) for m in messages] if self._wants_parts else messages, tools, add_generation_prompt
+        )
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether a content is shown as a list of parts, and not as a string."""
+
+        def shown(message: dict) -> bool:
+            try:
+                return PROBE in self._render([message], None, False)
+            except TemplateFailed:
+                return False
+
+        asked = {"role": "user", "content": PROBE}
+        return not shown(asked) and shown(_in_parts(asked))
+
+    def _render(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool) -> str:
         try:
             with Budget(messages, tools, self.source):
                 return self._template.render(
@@ -105,6 +130,11 @@ def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 def _raise(message: str):
     raise jinja2.TemplateError(message)
+
+
+def _in_parts(message: dict) -> dict:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _plain(message: dict) -> dict:
