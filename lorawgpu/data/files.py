@@ -23,7 +23,7 @@ BUILTIN = "builtin:"
 ASSETS = Path(__file__).parent.parent / "assets"
 EXCERPT = 80  # characters of a bad line in its message
 MAX_RECORD = 16 << 20  # bytes of a JSONL line; a longer text than any sequence_len is another mistake
-PARQUET_ROWS = 4  # decoded at a time: a few bytes of Parquet can say that each of them is as long as all the file
+PARQUET_ROWS = 2  # decoded at a time: a few bytes of Parquet can say that each of them is as long as all the file
 
 
 class BadLine(UserError):
