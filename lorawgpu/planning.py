@@ -65,6 +65,8 @@ def _data(run: Run) -> str:
     for name in ("truncated", "dropped", "skipped"):
         if n := getattr(counts, name):
             text += f", {n:,} {name}"
+    if counts.shared:
+        text += f", {counts.shared:,} tokens across a border of trained and untrained text (trained)"
     return text + (f"; {len(held_out):,} samples held out" if held_out is not None else "")
 
 

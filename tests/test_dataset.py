@@ -1,6 +1,7 @@
 """From data sets to samples: counts, limits, bad lines, validation parts, the cache, workers, the preview."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,15 @@ def test_a_bad_line_stops_unless_it_may_be_skipped(tmp_path):
         BadLine, match="a.jsonl, line 2: a record of type pretokenized needs the key `input_ids`; it has `text`"
     ):
         tokenise(spec, loading())
+
+
+def test_a_folder_of_two_forms_says_which_file_told_the_type(tmp_path):
+    write_lines(tmp_path / "a.jsonl", "", tokens(1, 2))
+    write_lines(tmp_path / "b.jsonl", {"text": "x"})
+    with pytest.raises(BadLine, match=r"b.jsonl, line 1: a record of type pretokenized .* keys of .*a.jsonl, line 2"):
+        tokenise(DatasetSpec(str(tmp_path)), loading())
+    with pytest.raises(BadLine, match="needs the key `input_ids`; it has `text`$"):  # declared: nothing was recognised
+        tokenise(DatasetSpec(str(tmp_path), "pretokenized"), loading())
 
 
 def test_drop_and_raise(tmp_path):
@@ -224,6 +234,20 @@ def test_a_template_without_an_end_mark_is_reported(tmp_path):
     template = "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
     store = tokenise(write_lines(tmp_path / "a.jsonl", chat), loading(template=template))
     assert store.counts.endless == 1 and "will not learn to stop" in summary(store.counts)
+
+
+def test_tokens_across_a_border_are_counted_and_reported(tmp_path):
+    borders = ("a ", "Yes"), ("a", " Yes")
+    merged, apart = ([{"label": False, "text": a}, {"label": True, "text": b}] for a, b in borders)
+    store = tokenise(write_lines(tmp_path / "a.jsonl", {"segments": merged}, {"segments": apart}), loading())
+    assert store.counts.shared == 1 and "note: 1 tokens hold" in summary(store.counts)
+    assert store[0].labels.tolist() == store[1].labels.tolist()  # the trained piece owns the token
+    pair = {"prompt": "a ", "completion": "Yes"}
+    store = tokenise(write_lines(tmp_path / "b.jsonl", pair), loading())
+    assert store.counts.shared == 1
+    everything = replace(loading().settings, train_on_inputs=True)
+    store = tokenise(DatasetSpec(str(tmp_path / "b.jsonl")), replace(loading(), settings=everything))
+    assert store.counts.shared == 0 and "note" not in summary(store.counts)
 
 
 def test_data_digests_tell_data_and_weights_apart(tmp_path):

@@ -23,7 +23,7 @@ from lorawgpu.data.cache import Chunk, Counts, StoreWriter, TokenStore
 from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.files import BadLine, Raw, find_files, is_plain_lines, parse, read, split_lines
-from lorawgpu.data.formats import check_type, recognise
+from lorawgpu.data.formats import Place, check_type, recognise
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
 
@@ -97,8 +97,8 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     """
     declared = None if spec.type is None else check_type(spec.type)
     files = find_files(spec.path)
-    kind = declared or _recognise(files, loading.skip_bad_lines)
-    encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size)
+    kind, first = (declared, None) if declared else _recognise(files, loading.skip_bad_lines)
+    encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
     key = _key(files, kind, loading)
     keep = None
     folder = _usable(loading.cache_dir)
@@ -168,19 +168,20 @@ class Joined:
         return self.sources[owner][int(index - (self.ends[owner - 1] if owner else 0))]
 
 
-def _recognise(files: Sequence[Path], skip_bad_lines: bool) -> str:
-    """The type that the first good record has: it holds for all of the data set."""
+def _recognise(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, Place]:
+    """The type that the first good record has, and where that is: it holds for all of the data set."""
     for file in files:
         for line, raw in read(file):
             try:
-                return recognise(parse(str(file), line, raw), (str(file), line))
+                place = (str(file), line)
+                return recognise(parse(*place, raw), place), place
             except BadLine:
                 if not skip_bad_lines:
                     raise
     raise UserError(f"data set {files[0]}: it holds no record that can be read")
 
 
-ENCODING = 3  # raised when the same data come to other ids or labels, so that no cache of before is read
+ENCODING = 4  # raised when the same data come to other ids, labels or counts, so that no cache of before is read
 
 
 def _key(files: Sequence[Path], kind: str, loading: Loading) -> str:
@@ -289,7 +290,7 @@ def _work(task: _Task) -> Chunk:
 
 def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
     chunk = Chunk()
-    tokens = trained = truncated = dropped = endless = 0
+    tokens = trained = truncated = dropped = endless = shared = 0
     for line, raw in _records(task):
         try:
             encoded = encoder(task.file, line, raw)
@@ -308,7 +309,8 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         trained += encoded.sample.targets
         truncated += encoded.truncated
         endless += encoded.endless
-    chunk.counts = Counts(len(chunk.lines), tokens, trained, truncated, dropped, len(chunk.skipped), endless)
+        shared += encoded.shared
+    chunk.counts = Counts(len(chunk.lines), tokens, trained, truncated, dropped, len(chunk.skipped), endless, shared)
     return chunk
 
 

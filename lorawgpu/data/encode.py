@@ -1,6 +1,6 @@
 """One record to token ids and labels: the file's form, the template, the mask, the length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,13 +36,14 @@ class Encoded:
     sample: Sample | None
     truncated: bool = False
     endless: bool = False  # a chat whose last trained turn has no end mark: nothing teaches the model to stop
+    shared: int = 0  # tokens that hold characters of a trained and of an untrained piece: they are trained
 
 
 class Encoder:
     """Records of one type to samples. Pickles, so that worker processes can each have one.
 
-    `vocab_size` bounds pre-tokenised ids where the model is known. UserError when the type needs a tokenizer or a
-    template that is not there.
+    `vocab_size` bounds pre-tokenised ids where the model is known; `first`: the record whose keys told the type, where
+    no one named it. UserError when the type needs a tokenizer or a template that is not there.
     """
 
     def __init__(
@@ -52,45 +53,43 @@ class Encoder:
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         vocab_size: int | None = None,
+        first: Place | None = None,
     ):
         if tokenizer is None and kind != "pretokenized":
             raise NeedsTokenizer(f"data of type {kind} needs the model's tokenizer, and there is none")
         self.kind, self.settings, self.tokenizer, self.template = kind, settings, tokenizer, template
-        self.vocab_size = vocab_size
+        self.vocab_size, self.first = vocab_size, first
         self.special_ids = [] if tokenizer is None else sorted(tokenizer.special_ids)
         self.marks = None if template is None else EndMarks(template)
 
     def __call__(self, file: str, line: int, raw: Raw) -> Encoded:
         """Encode a raw record. BadLine naming file and line when it is malformed or trains nothing."""
         place = (file, line)
-        example = to_example(self.kind, parse(file, line, raw), place)
-        endless = False
-        if isinstance(example, Tokens):
-            ids, labels = self._tokens(example, place)
-        elif isinstance(example, Text):
-            ids, labels = self._text(example, place)
-        else:
-            ids, labels, endless = self._chat(example, place)
-        sample = Sample(ids, labels)
-        if not sample.targets:
-            raise bad_line(*place, _nothing_trained(example, len(ids), self.settings))
-        return self._fit(sample, endless, place)
+        example = to_example(self.kind, parse(file, line, raw), place, self.first)
+        encoded = {Tokens: self._tokens, Text: self._text, Chat: self._chat}[type(example)](example, place)
+        if not encoded.sample.targets:
+            raise bad_line(*place, _nothing_trained(example, len(encoded.sample), self.settings))
+        return self._fit(encoded, place)
 
-    def _tokens(self, example: Tokens, place: Place) -> tuple[np.ndarray, np.ndarray]:
+    def _tokens(self, example: Tokens, place: Place) -> Encoded:
         top = max([*example.input_ids, *example.labels], default=0)
         if self.vocab_size is not None and top >= self.vocab_size:
             raise bad_line(*place, f"token id {top} is outside the model's vocabulary of {self.vocab_size}")
-        return np.array(example.input_ids, np.int32), np.array(example.labels, np.int32)
+        return Encoded(Sample(np.array(example.input_ids, np.int32), np.array(example.labels, np.int32)))
 
-    def _text(self, example: Text, place: Place) -> tuple[np.ndarray, np.ndarray]:
-        spans, text = [], ""
+    def _text(self, example: Text, place: Place) -> Encoded:
+        """Tokenised as one text, as it will be met again: where a token holds the end of one piece and the start of
+        the next, it is trained when one of the two is."""
+        spans: dict[bool, list] = {True: [], False: []}
+        text = ""
         for piece, trained in example.pieces:
-            if trained or self.settings.train_on_inputs:
-                spans.append((len(text), len(text) + len(piece)))
+            spans[trained or self.settings.train_on_inputs].append((len(text), len(text) + len(piece)))
             text += piece
         ids, offsets = self._encode(text, place, add_special=example.whole)
-        labels = np.where(overlapping(offsets, spans), ids, IGNORE).astype(np.int32)
-        return self._ended(ids, labels) if example.whole else (ids, labels)
+        inside = overlapping(offsets, spans[True])
+        shared = int(np.count_nonzero(inside & overlapping(offsets, spans[False])))
+        labels = np.where(inside, ids, IGNORE).astype(np.int32)
+        return Encoded(Sample(*(self._ended(ids, labels) if example.whole else (ids, labels))), shared=shared)
 
     def _ended(self, ids: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A document: one BOS where the text spells out the one it gets, and a trained EOS at the end, once."""
@@ -104,7 +103,7 @@ class Encoder:
         labels[-1] = eos
         return ids, labels
 
-    def _chat(self, chat: Chat, place: Place) -> tuple[np.ndarray, np.ndarray, bool]:
+    def _chat(self, chat: Chat, place: Place) -> Encoded:
         if self.template is None:
             raise UserError(
                 f"{place[0]}: the data are conversations and the model has no chat template; name one with "
@@ -129,7 +128,7 @@ class Encoder:
             inside |= blanks_before(text, offsets, [body[0] for body in found])
         labels = np.where(inside ^ everything, ids, IGNORE).astype(np.int32)
         endless = not everything and bool(wanted) and ends[-1] == found[-1][1]
-        return ids, labels, endless
+        return Encoded(Sample(ids, labels), endless=endless)
 
     def _encode(self, text: str, place: Place, add_special: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Ids int32 [tokens] and the characters each covers, int [tokens, 2]."""
@@ -139,10 +138,10 @@ class Encoder:
             raise bad_line(*place, str(error)) from None
         return np.array(ids, np.int32), np.array(offsets, np.int64).reshape(-1, 2)
 
-    def _fit(self, sample: Sample, endless: bool, place: Place) -> Encoded:
-        limit, strategy = self.settings.sequence_len, self.settings.excess_length_strategy
+    def _fit(self, encoded: Encoded, place: Place) -> Encoded:
+        sample, limit, strategy = encoded.sample, self.settings.sequence_len, self.settings.excess_length_strategy
         if len(sample) <= limit:
-            return Encoded(sample, endless=endless)
+            return encoded
         if strategy == "raise":
             raise UserError(
                 f"{place[0]}, line {place[1]}: {len(sample)} tokens, more than sequence_len {limit}; raise it, "
@@ -151,7 +150,7 @@ class Encoder:
         cut = Sample(sample.input_ids[:limit], sample.labels[:limit])
         if strategy == "drop" or not cut.targets:  # cut so that nothing trained is left: as good as dropped
             return Encoded(None)
-        return Encoded(cut, truncated=True, endless=endless)
+        return replace(encoded, sample=cut, truncated=True)
 
 
 def _nothing_trained(example: Example, tokens: int, settings: EncodeSettings) -> str:

@@ -9,6 +9,10 @@
 | `segments` | `segments`: list of `label`, `text` | Text, nothing added |
 | `text` | `text` | Text |
 | `pretokenized` | `input_ids` (`labels`, `attention_mask`) | Tokens |
+
+Pieces of a Text (`prompt` and `completion`, the `segments`) are joined before they are tokenised. A token across a
+border of trained and untrained text belongs to the trained piece: it is trained, and counted (`Counts.shared`). The
+first token of a sample has nothing before it and is never trained, whatever its piece says.
 """
 
 import difflib
@@ -86,13 +90,22 @@ def check_type(name: str) -> str:
     return name
 
 
-def to_example(kind: str, record: dict, place: Place) -> Example:
-    """Read a record as `kind`. BadLine naming file, line and key when it does not have that form."""
+def to_example(kind: str, record: dict, place: Place, first: Place | None = None) -> Example:
+    """Read a record as `kind`. BadLine naming file, line and key when it does not have that form.
+
+    `first`: the record that the type was recognised by, None where it was declared.
+    """
     keys, convert = FORMATS[kind]
     for key in keys:
         if key not in record:
             have = ", ".join(f"`{k}`" for k in record)
-            raise bad_line(*place, f"a record of type {kind} needs the key `{key}`; it has {have or 'none'}")
+            what = f"a record of type {kind} needs the key `{key}`; it has {have or 'none'}"
+            if first:
+                what += (
+                    f". The type was recognised by the keys of {first[0]}, line {first[1]}, and holds for all of this "
+                    "data set: give data of another form an entry of their own in `datasets`"
+                )
+            raise bad_line(*place, what)
     return convert(record, place)
 
 

@@ -59,7 +59,7 @@ def marked(sample: Sample, tokenizer: Tokenizer | None, colour: bool) -> str:
 
 
 def summary(counts: Counts) -> str:
-    """One line of counts, and a warning where nothing would teach the model to stop."""
+    """One line of counts; more where nothing would teach the model to stop, or tokens lie across a border."""
     line = (
         f"{counts.samples} samples, {counts.tokens} tokens, {counts.trained_tokens} trained, "
         f"{counts.truncated} truncated, {counts.dropped} dropped, {counts.skipped} bad lines skipped"
@@ -68,6 +68,11 @@ def summary(counts: Counts) -> str:
         line += (
             f"\nwarning: in {counts.endless} samples the chat template puts no end mark after the answer: "
             "the model will not learn to stop"
+        )
+    if counts.shared:
+        line += (
+            f"\nnote: {counts.shared} tokens hold the end of an untrained piece of text and the start of a trained, "
+            "or the reverse: they are trained. A blank mostly belongs to the word after it: begin that piece with it"
         )
     return line
 
