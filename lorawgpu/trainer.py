@@ -10,6 +10,7 @@ import numpy as np
 from .atomic import replace_file
 from .checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from .data.batching import Window
+from .data.places import in_words
 from .engine import Engine
 from .errors import CheckFailed, DeviceError, UserError
 from .evaluation import Evaluation, evaluate_source
@@ -40,6 +41,7 @@ class Trainer:
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.plan = plan_of(run, engine)  # once everything is on the device
         self.saved: Path | None = None  # the last checkpoint of this run
+        self.fed: dict[int, np.ndarray] = {}  # samples of each step that was not reported yet
         self.work = 0.0  # operations since the last read-back that waited
         self.since = time.perf_counter()
 
@@ -97,6 +99,7 @@ class Trainer:
         targets = self.engine.window(window.micro_batches, here.step, lr)
         if targets:
             self.work += sum(self.engine.flops(batch) for batch in window.micro_batches)
+            self.fed[here.step] = window.samples
             self._note(self.reader.push(here.step))
         else:
             here.skipped += 1
@@ -119,21 +122,23 @@ class Trainer:
         """Count and log bad steps among reports. CheckFailed when there were too many in a row."""
         for report in reports:
             self.standing.bad = report.state
+            samples = self.fed.pop(report.step)
             if not report.state.bad:
                 continue
-            name = fault(self.engine, report.state)
-            self.progress.log.write(report.step, bad_step=name, bad_steps=report.state.bad_total)
-            self.progress.message(f"step {report.step}: skipped, {name} is not finite")
+            name, lines = fault(self.engine, report.state), in_words(map(self.run.batches.place, samples))
+            self.progress.log.write(report.step, bad_step=name, bad_steps=report.state.bad_total, bad_data=lines)
+            self.progress.message(f"step {report.step}: skipped, {name} is not finite; its data: {lines}")
             if report.state.bad_run >= self.config.max_bad_steps:
-                raise CheckFailed(self._too_many(report, name))
+                raise CheckFailed(self._too_many(report, name, lines))
 
-    def _too_many(self, report: Report, name: str) -> str:
+    def _too_many(self, report: Report, name: str, lines: str) -> str:
         tensors = bad_tensors(self.engine)
         also = f" (not finite now: {tensors[0]}, and {len(tensors) - 1} more tensors)" if tensors else ""
         return (
             f"{report.state.bad_run} steps in a row were not finite, the last one step {report.step}; first at fault: "
             f"{name}{also}. Lower learning_rate ({self.config.learning_rate:g}) or lora_alpha "
-            f"({self.run.lora.alpha:g}), add warmup_steps, and look at the data (--preview). {self._fallback()}"
+            f"({self.run.lora.alpha:g}), add warmup_steps, and look at the data of that step: {lines}. "
+            f"{self._fallback()}"
         )
 
     def _drain(self) -> Report | None:

@@ -19,6 +19,7 @@ from lorawgpu.data.batching import (
     sequential,
     token_capacity,
 )
+from lorawgpu.data.places import in_words
 from lorawgpu.errors import UserError
 
 
@@ -216,6 +217,14 @@ def test_packing_efficiency_on_long_tailed_lengths(median, sigma):
     rows = sum(b.capacity for w in windows for b in w.micro_batches)
     assert used == lengths.sum()
     assert used / rows > 0.97
+
+
+def test_lines_in_words():
+    assert in_words([("b.jsonl", 4), ("a.jsonl", 10), ("a.jsonl", 9), ("a.jsonl", 10)]) == (
+        "a.jsonl, lines 9, 10; b.jsonl, line 4"
+    )
+    many = in_words([("a.jsonl", n) for n in range(1, 1000)])
+    assert many.endswith("lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, and 987 more")
 
 
 def test_sequential_keeps_the_order_and_fills_the_capacity():

@@ -4,6 +4,7 @@ import json
 import math
 import resource
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from tiny_run import MODEL, adapter_bytes, byte_model, losses, write_config, wri
 
 from lorawgpu import train as command
 from lorawgpu.config import load_config
-from lorawgpu.data.batching import IGNORE, MicroBatch, Sample, flatten
+from lorawgpu.data.batching import IGNORE, MicroBatch, Sample, Window, flatten
+from lorawgpu.data.places import in_words
 from lorawgpu.errors import CheckFailed, DeviceError
 from lorawgpu.evaluation import evaluate_source
 from lorawgpu.gpu import open_device
@@ -187,11 +189,28 @@ class Never(Poisoned):
     healed = None
 
 
-def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, lab):
-    config = write_config(tmp_path, max_steps=20, max_bad_steps=2, save_steps=2, logging_steps=100)
+def lines_of(window: Window, sets: list[dict]) -> str:
+    """The lines whose tokens a window holds, looked up in the files."""
+    fed = set()
+    for b in window.micro_batches:
+        starts = np.flatnonzero(b.position[: b.tokens] == 0)[1:]
+        fed |= {tuple(ids.tolist()) for ids in np.split(b.ids[: b.tokens], starts)}
+    records = [(s["path"], n, json.loads(r)) for s in sets for n, r in enumerate(Path(s["path"]).open(), 1)]
+    return in_words((path, number) for path, number, record in records if tuple(record["input_ids"]) in fed)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, lab, capsys, packing):
+    sets = [{"path": str(write_data(tmp_path / name, seed=n))} for n, name in enumerate(("a.jsonl", "b.jsonl"))]
+    config = write_config(tmp_path, max_steps=20, max_bad_steps=2, save_steps=2, logging_steps=100, datasets=sets,
+                          val_set_size=3, sample_packing=packing)  # fmt: skip
+    trainer = lab.trainer(config, kind=Never)
     with pytest.raises(CheckFailed) as failed:
-        lab.train(config, kind=Never)
+        trainer.train()
     message = str(failed.value)
+    lines = [lines_of(window, sets) for window, _ in zip(trainer.run.batches.windows(), range(4), strict=False)]
+    assert f"look at the data of that step: {lines[3]}. " in message
+    assert f"step 3: skipped, layers.1.gate_up is not finite; its data: {lines[2]}" in capsys.readouterr().err
     for words in ("2 steps in a row", "layers.1.gate_up", "learning_rate (0.01)", "lora_alpha", "out/checkpoint-2;"):
         assert words in message
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()

@@ -44,6 +44,8 @@ class Source(Protocol):
 
     def __getitem__(self, index: int) -> Sample: ...
 
+    def place(self, index: int) -> tuple[str, int]: ...  # file and line; asked for only where a step went wrong
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -150,11 +152,12 @@ class State:
 
 @dataclass(frozen=True)
 class Window:
-    """The micro-batches of one optimizer step, and the state once that step is done."""
+    """The micro-batches of one optimizer step, the state once that step is done, and which samples it took."""
 
     micro_batches: list[MicroBatch]
     state: State
     ends_epoch: bool
+    samples: np.ndarray  # int64: `Batches.place` says where they come from
 
     @property
     def targets(self) -> int:
@@ -221,24 +224,31 @@ class Batches:
             micro_batches += len(bins)
         return -(-micro_batches // self.settings.accumulation)
 
+    def place(self, sample: int) -> tuple[str, int]:
+        """The file and the line of one of a window's samples."""
+        owner = int(np.searchsorted(self.offsets, sample, side="right")) - 1
+        return self.sources[owner].place(int(sample - self.offsets[owner]))
+
     def _epoch(self, state: State) -> Iterator[Window]:
         order, epoch = self.order(state.epoch), state.epoch
         start, skip = state.window_start, state.window_batches
         consumed, mixing = state.consumed, np.array(state.mixing)
         pending: list[MicroBatch] = []
+        taken: list[np.ndarray] = []
         while start < len(order):
             bins, after = self._plan(order, start, epoch)
             for done in range(skip + 1, len(bins) + 1):
                 ids = bins[done - 1]
                 pending.append(self._flatten(ids))
+                taken.append(ids)
                 consumed += len(ids)
                 mixing = mixing + self._per_source(ids)
                 ends_epoch = done == len(bins) and after == len(order)
                 if len(pending) == self.settings.accumulation or ends_epoch:
                     place = (after, 0) if done == len(bins) else (start, done)
                     here = (epoch + 1, 0, 0, 0) if ends_epoch else (epoch, consumed, *place)
-                    yield Window(pending, State(*here, tuple(mixing.tolist())), ends_epoch)
-                    pending = []
+                    yield Window(pending, State(*here, tuple(mixing.tolist())), ends_epoch, np.concatenate(taken))
+                    pending, taken = [], []
             start, skip = after, 0
 
     def _plan(self, order: np.ndarray, start: int, epoch: int) -> tuple[list[np.ndarray], int]:

@@ -52,6 +52,7 @@ class Loading:
     cache_dir: Path | None = None
     workers: int = os.cpu_count() or 1
     purpose: str = "train"  # what a message says that nothing is left to
+    read_only: bool = False  # the cache is read, and tokens that are not there go to a temporary folder
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,7 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     kind, first = (declared, None) if declared else _recognise(files, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
     key = _key(files, kind, loading)
-    keep = None
-    folder = _usable(loading.cache_dir)
-    if folder is None:
-        keep = tempfile.TemporaryDirectory(prefix="lorawgpu-tokens-")
-        folder = Path(keep.name)
-    folder = folder / key
+    folder, keep = _place(key, loading)
     if not folder.is_dir():
         with StoreWriter(folder) as writer:
             _fill(writer, files, encoder, loading)
@@ -151,6 +147,9 @@ class Subset:
     def __getitem__(self, index: int) -> Sample:
         return self.source[int(self.indices[index])]
 
+    def place(self, index: int) -> tuple[str, int]:
+        return self.source.place(int(self.indices[index]))
+
 
 class Joined:
     """Several sources one after another."""
@@ -164,8 +163,16 @@ class Joined:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Sample:
+        source, own = self._owner(index)
+        return source[own]
+
+    def place(self, index: int) -> tuple[str, int]:
+        source, own = self._owner(index)
+        return source.place(own)
+
+    def _owner(self, index: int) -> tuple[Source, int]:
         owner = int(np.searchsorted(self.ends, index, side="right"))
-        return self.sources[owner][int(index - (self.ends[owner - 1] if owner else 0))]
+        return self.sources[owner], int(index - (self.ends[owner - 1] if owner else 0))
 
 
 def _recognise(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, Place]:
@@ -198,15 +205,21 @@ def _key(files: Sequence[Path], kind: str, loading: Loading) -> str:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
-def _usable(folder: Path | None) -> Path | None:
-    """The cache folder, or None where there is none or it cannot be written: then a temporary one serves."""
-    if folder is None:
-        return None
+def _place(key: str, loading: Loading) -> tuple[Path, object]:
+    """The folder of a store, whether it is there yet or not, and what removes it again when it is a temporary one."""
+    place = loading.cache_dir and loading.cache_dir / "tokens" / key
+    if place and (place.is_dir() or not loading.read_only and _writable(loading.cache_dir)):
+        return place, None
+    keep = tempfile.TemporaryDirectory(prefix="lorawgpu-tokens-")
+    return Path(keep.name) / key, keep
+
+
+def _writable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return None
-    return folder / "tokens" if os.access(folder, os.W_OK) else None
+        return False
+    return os.access(folder, os.W_OK)
 
 
 @dataclass(frozen=True)
