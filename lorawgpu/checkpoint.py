@@ -26,6 +26,7 @@ from lorawgpu.model.safetensors_file import SafetensorsFile
 OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "trainer_state.json"
 _SEALED = (WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE)
 _NAME = re.compile(r"checkpoint-(\d{1,12})")
+_REPLACED = re.compile(r"\.(checkpoint-(\d{1,12}))\.replaced")
 _log = logging.getLogger(__name__)
 
 Tensors = dict[str, np.ndarray]
@@ -75,7 +76,7 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
     return final
 
 
-def _restore(run: Path) -> None:
+def restore_replaced(run: Path) -> None:
     """Put back a checkpoint whose replacement was cut short between its two renames."""
     for replaced in run.glob(".checkpoint-*.replaced"):
         final = run / replaced.name.removeprefix(".").removesuffix(".replaced")
@@ -85,7 +86,7 @@ def _restore(run: Path) -> None:
 
 def _sweep(run: Path) -> None:
     """Remove what an interrupted save or removal left behind."""
-    _restore(run)
+    restore_replaced(run)
     for leftover in run.glob(".checkpoint-*"):
         shutil.rmtree(leftover)
 
@@ -96,14 +97,19 @@ def _seal(path: Path) -> dict[str, Any]:
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run by step, oldest first, broken ones included."""
+    """The checkpoints of a run by step, oldest first, broken ones included; nothing on disk is changed.
+
+    One that `restore_replaced` has yet to put back is there under its hidden name.
+    """
     found = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
+    for path in run.glob(".checkpoint-*.replaced"):
+        if (match := _REPLACED.fullmatch(path.name)) and not (run / match[1]).exists():
+            found.append((int(match[2]), path))
     return [path for _, path in sorted(found)]
 
 
 def newest_checkpoint(run: Path) -> Path | None:
     """The newest whole checkpoint of a run, or None. A broken one is passed over, with a warning that says why."""
-    _restore(run)
     for path in reversed(list_checkpoints(run)):
         try:
             _read_state(path)
@@ -146,6 +152,7 @@ def load_checkpoint(path: Path) -> Snapshot:
 
 def prune_checkpoints(run: Path, limit: int, best: Path | None = None) -> None:
     """Keep the newest `limit` checkpoints, and `best` whatever its age. A removal that is cut short leaves no half."""
+    restore_replaced(run)
     for path in list_checkpoints(run)[:-limit]:
         if best is None or path.name != best.name:
             path.rename(path.with_name(f".{path.name}.removed"))

@@ -98,7 +98,13 @@ def words_without_weights(config: TrainConfig) -> Words:
     return words_of(config, partial(Tokenizer.from_hf_folder, folder), vocab_size)
 
 
-def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False, purpose: str = Loading.purpose) -> Data:
+def load_data(
+    config: TrainConfig,
+    words: Words,
+    skip_bad_lines: bool = False,
+    purpose: str = Loading.purpose,
+    read_only: bool = False,
+) -> Data:
     """The data sets of a config, tokenised and split. UserError naming file and line for what is wrong with them."""
     settings = EncodeSettings(
         config.sequence_len, config.excess_length_strategy, config.train_on_inputs, tuple(config.roles_to_train)
@@ -112,6 +118,7 @@ def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False, p
         Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
         config.dataset_num_proc or os.cpu_count() or 1,
         purpose,
+        read_only,
     )
 
     def specs(sets):
@@ -123,10 +130,13 @@ def load_data(config: TrainConfig, words: Words, skip_bad_lines: bool = False, p
         raise UserError(f"{error}: {words.missing}") from None
 
 
-def prepare(config: TrainConfig, skip_bad_lines: bool = False, today: datetime | None = None) -> Run:
+def prepare(
+    config: TrainConfig, skip_bad_lines: bool = False, today: datetime | None = None, read_only: bool = False
+) -> Run:
     """Everything that needs no GPU. UserError for what is wrong with the model, the data or the adapter.
 
-    `today`: what a chat template that asks for the date is told, when not the moment of the call.
+    `today`: what a chat template that asks for the date is told, when not the moment of the call. `read_only`: tokens
+    that are not in the cache yet do not go there.
     """
     require_sinks(config.report_to)
     checkpoint = open_checkpoint(config.base_model)
@@ -136,7 +146,7 @@ def prepare(config: TrainConfig, skip_bad_lines: bool = False, today: datetime |
     words = words_of_model(config, checkpoint)
     if today and words.template:
         words = replace(words, template=ChatTemplate(words.template.source, words.template.special_tokens, today))
-    data = load_data(config, words, skip_bad_lines)
+    data = load_data(config, words, skip_bad_lines, read_only=read_only)
     sources = data.train + ([data.validation] if data.validation is not None else [])
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))
     # Packing fills what the config says; without it no micro-batch outgrows the longest samples.

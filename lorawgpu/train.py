@@ -6,6 +6,7 @@ from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 
+from .checkpoint import restore_replaced
 from .cli import add_device_option, main_of, parser_of
 from .config import TrainConfig, json_schema, load_config
 from .data.preview import preview_lines
@@ -71,9 +72,11 @@ def preview(config: TrainConfig, args: Namespace) -> int:
 def train(config: TrainConfig, args: Namespace) -> int:
     # A dry run writes nothing: it may show the plan of a new run where there is one.
     fresh = args.dry_run and args.resume is None
+    if not args.dry_run:
+        restore_replaced(Path(config.output_dir))
     path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume)
     snapshot = load_snapshot(path) if path else None
-    prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None)
+    prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None, args.dry_run)
     if snapshot:
         check_same_run(prepared, snapshot, path)
     device = (open_dry_device if args.dry_run else open_device)(args.device or config.device)

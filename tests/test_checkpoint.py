@@ -196,6 +196,7 @@ while True:
     checkpoint.save_checkpoint(run, snapshot(1), "base")
     checkpoint.save_checkpoint(run, old, "base")
     status = crash_at(k, run)
+    checkpoint.restore_replaced(run)
     newest = checkpoint.newest_checkpoint(run)
     held = checkpoint.load_checkpoint(newest)
     assert newest.name == "checkpoint-2" and (same(held, old) or same(held, snapshot(2))), (k, newest)

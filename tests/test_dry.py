@@ -1,5 +1,8 @@
 """A dry run says what the run will take, to the byte, and takes nothing."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from golden_case import GOLDEN
 from tiny_run import byte_model, write_config
@@ -39,6 +42,30 @@ def assert_same_memory(config, device, kernels):
     assert counted.pop("plan") >= held.pop("plan")  # kernels of the session were there before
     assert counted == held
     assert real.plan["limits"] == dry.plan["limits"] and real.plan["submits"] == dry.plan["submits"]
+
+
+def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Everything in a folder and the folder itself: when it was touched last, and what it holds."""
+    paths = [folder, *folder.rglob("*")]
+    return {path: (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes()) for path in paths}
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_of_a_run_to_resume_it_writes_and_touches_nothing(tmp_path, capsys, lab, train_main, cached):
+    """Not even to tidy up: the newest checkpoint is one whose replacement was cut short between its two renames."""
+    config = write_config(tmp_path, max_steps=4, save_steps=2)
+    folder = lab.train(config)
+    (folder / "checkpoint-4").rename(folder / ".checkpoint-4.replaced")
+    shutil.copytree(folder / "checkpoint-2", folder / ".checkpoint-4.partial")
+    if not cached:
+        shutil.rmtree(tmp_path / "cache")
+    before = tree(tmp_path)
+    assert train_main([str(config), "--dry-run", "--resume", "--set", "max_steps=6"]) == 0
+    assert f"resumed from {folder / '.checkpoint-4.replaced'}" in capsys.readouterr().out
+    assert tree(tmp_path) == before
+    assert train_main([str(config), "--resume", "--set", "max_steps=6"]) == 0  # which does tidy up
+    assert {p.name for p in folder.glob("*checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
+    assert f"resumed from {folder / 'checkpoint-4'}" in capsys.readouterr().out
 
 
 def test_it_names_settings_that_would_fit(tmp_path):
