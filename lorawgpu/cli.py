@@ -1,7 +1,6 @@
 """`lorawgpu <command>`, the exit codes of all commands, and the options that several share."""
 import argparse
 import codecs
-import difflib
 import importlib
 import io
 import os
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 from lorawgpu import __version__
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
+from lorawgpu.nearest import nearest
 
 COMMANDS = {
     "train": "fine-tune a model as a YAML file says",
@@ -92,8 +92,9 @@ def _dispatch(argv: list[str]) -> int:
         print(f"lorawgpu {__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        nearest = difflib.get_close_matches(argv[0], COMMANDS, n=1, cutoff=0)[0]
-        raise UserError(f"no command {argv[0]!r}; the nearest one is {nearest!r} (lorawgpu --help lists all)")
+        meant = nearest(argv[0], COMMANDS)
+        hint = f"; the nearest one is {meant!r}" if meant else ""
+        raise UserError(f"no command {argv[0]!r}{hint} (lorawgpu --help lists all)")
     return importlib.import_module(f"lorawgpu.{argv[0]}").main(argv[1:])
 
 

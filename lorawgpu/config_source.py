@@ -2,7 +2,6 @@
 
 Nothing here knows a key of the schema (lorawgpu/config.py).
 """
-import difflib
 import glob
 import math
 import os
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lorawgpu.errors import UserError
+from lorawgpu.nearest import nearest
 
 MAX_BYTES = 1 << 20  # no config is larger; a data file passed by mistake is
 MAX_DEPTH = 4  # of line numbers; the schema is two levels deep
@@ -184,13 +184,14 @@ def explain(
 ) -> Problem:
     """One of pydantic's errors in words: the key, what it got, what was wanted.
 
-    An unknown key is answered with its synonym or else the most alike of `keys_beside(location)`.
+    An unknown key is answered with its synonym or else the nearest of `keys_beside(location)`, where one is near.
     """
     where = tuple(error["loc"])
     if error["type"] == "extra_forbidden":
         key = str(where[-1])
-        nearest = synonyms.get(key) or difflib.get_close_matches(key, keys_beside(where), n=1, cutoff=0)[0]
-        return Problem(where, f"{dotted(where)}: unknown key; the nearest one is {nearest!r}")
+        meant = synonyms.get(key) or nearest(key, keys_beside(where))
+        hint = f"the nearest one is {meant!r}" if meant else "`lorawgpu train --schema` lists all"
+        return Problem(where, f"{dotted(where)}: unknown key; {hint}")
     if error["type"] == "missing":
         return Problem(where, f"{dotted(where)}: missing, and it has no default")
     wanted = error["msg"].removeprefix("Value error, ")

@@ -24,6 +24,7 @@ USAGE = {  # of the sampling options, whose defaults are `Sampling`'s
     "seed": "of the random numbers: the same seed gives the same text",
 }
 CHAT_HELP = "An empty line or Ctrl-D ends the conversation, /reset begins a new one."
+SIDES = {False: "without the adapter", True: "with the adapter"}  # of --compare, in the order they are shown
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -34,7 +35,7 @@ def parse(argv: list[str]) -> Namespace:
     what.add_argument(
         "--prompts", metavar="FILE", help="one prompt a line; answers are JSON lines: line, prompt, text, cut"
     )
-    what.add_argument("--chat", action="store_true", help="talk in a terminal")
+    what.add_argument("--chat", action="store_true", help="talk in a terminal, or ask the lines of a pipe")
     parser.add_argument("--system", metavar="TEXT", help="the system's turn before the user's")
     usage = f"end an answer after so many tokens (default {MAX_NEW_TOKENS})"
     parser.add_argument("--max-new-tokens", metavar="N", type=int, default=MAX_NEW_TOKENS, help=usage)
@@ -69,8 +70,8 @@ def read_prompts(path: str) -> dict[int, str]:
     return lines
 
 
-def show(llm: LoadedModel, prompt, options: dict) -> str:
-    """Print an answer as it is made, and a note on stderr when it was cut. Returns the answer."""
+def show(llm: LoadedModel, prompt, options: dict, side: str = "") -> str:
+    """Print an answer as it is made, and a note on stderr when it was cut. `side`: of SIDES. Returns the answer."""
     ended, pieces = Ended(), []
     for piece in llm.stream(prompt, ended=ended, **options):
         pieces.append(piece)
@@ -78,8 +79,18 @@ def show(llm: LoadedModel, prompt, options: dict) -> str:
     print()
     if ended.reason != "stop":
         why = "--max-new-tokens" if ended.reason == "length" else "the model's context"
-        print(f"(cut: {why} reached)", file=sys.stderr)
+        print(f"(cut{side and ' ' + side}: {why} reached)", file=sys.stderr)
     return "".join(pieces)
+
+
+def show_sides(llm: LoadedModel, prompt, options: dict, compare: bool) -> str:
+    """Print the answer; with `compare` that of the bare model before it. Returns the adapter's."""
+    if not compare:
+        return show(llm, prompt, options)
+    for use, side in SIDES.items():
+        print(f"--- {side} ---")
+        text = show(llm, prompt, options | {"use_adapter": use}, side)
+    return text
 
 
 def turns(system: str | None, prompt: str) -> str | list[dict]:
@@ -87,16 +98,6 @@ def turns(system: str | None, prompt: str) -> str | list[dict]:
     if system is None:
         return prompt
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
-
-
-def answer_one(llm: LoadedModel, args: Namespace, options: dict) -> None:
-    prompt = turns(args.system, args.prompt)
-    if not args.compare:
-        show(llm, prompt, options)
-        return
-    for title, use in (("without the adapter", False), ("with the adapter", True)):
-        print(f"--- {title} ---")
-        show(llm, prompt, options | {"use_adapter": use})
 
 
 def answer_all(llm: LoadedModel, args: Namespace, prompts: dict[int, str], options: dict) -> None:
@@ -112,11 +113,12 @@ def answer_all(llm: LoadedModel, args: Namespace, prompts: dict[int, str], optio
 
 
 def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
-    """Turns from stdin until it ends; the prompt and the notes go to stderr."""
+    """Turns from stdin: a terminal's up to an empty line, all that a file or a pipe holds; notes go to stderr."""
     context = min(CHAT_CONTEXT, llm.config.max_position_embeddings)
     start = [] if args.system is None else [{"role": "system", "content": args.system}]
     messages = list(start)
-    print(CHAT_HELP, file=sys.stderr)
+    if sys.stdin.isatty():
+        print(CHAT_HELP, file=sys.stderr)
     if hasattr(sys.stdin, "reconfigure"):  # a byte that is no UTF-8 arrives as a surrogate, as it does in the C locale
         sys.stdin.reconfigure(errors="surrogateescape")
     while line := read_turn():
@@ -135,18 +137,16 @@ def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
                 file=sys.stderr,
             )
             continue
-        if args.compare:
-            print("--- without the adapter ---")
-            show(llm, messages, options | {"use_adapter": False, "context": context})
-            print("--- with the adapter ---")
-        text = show(llm, messages, options | {"context": context, "reuse": True})
+        text = show_sides(llm, messages, options | {"context": context, "reuse": True}, args.compare)
         messages.append({"role": "assistant", "content": text})
 
 
 def read_turn() -> str:
-    """A line of the user, "" at the end."""
-    print("> ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()
+    """What the user says next, "" at the end. An empty line is the end in a terminal alone."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip()
+    return next((turn for line in sys.stdin if (turn := line.strip())), "")
 
 
 def run(argv: list[str]) -> None:
@@ -163,7 +163,7 @@ def run(argv: list[str]) -> None:
         elif args.prompts:
             answer_all(llm, args, prompts, options | {"raw": args.raw})
         else:
-            answer_one(llm, args, options | {"raw": args.raw})
+            show_sides(llm, turns(args.system, args.prompt), options | {"raw": args.raw}, args.compare)
 
 
 main = main_of(run)

@@ -357,7 +357,7 @@ def test_a_template_is_resolved_by_name_by_file_by_text_or_is_the_models_own(tmp
         resolve_template("chatmi", None, None, tokens)
     with pytest.raises(UserError, match="not both"):
         resolve_template("chatml", "x{{ y }}", None, tokens)
-    with pytest.raises(UserError, match="neither a template nor a file"):
+    with pytest.raises(UserError, match="neither a template, nor a file"):
         resolve_template(None, str(tmp_path / "none.jinja"), None, tokens)
     with pytest.raises(UserError, match="not valid jinja2: line 2"):
         resolve_template(None, "a\n{% for %}", None, tokens)

@@ -8,7 +8,9 @@ import pytest
 
 from lorawgpu import __version__, cli
 from lorawgpu.cli import COMMANDS, add_device_option, add_model_options, main_of, parser_of
+from lorawgpu.config import TrainConfig
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
+from lorawgpu.nearest import nearest
 
 
 def raising(error):
@@ -88,6 +90,25 @@ def test_the_listing_and_the_version(capsys):
 def test_an_unknown_command_names_the_nearest(capsys):
     assert cli.main(["trian"]) == 2
     assert capsys.readouterr().err.startswith("error: no command 'trian'; the nearest one is 'train'")
+    assert cli.main(["quantize"]) == 2
+    assert capsys.readouterr().err == "error: no command 'quantize' (lorawgpu --help lists all)\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("lerning_rate", "learning_rate"),
+        ("lora_rank", "lora_r"),
+        ("alpha", "lora_alpha"),
+        ("warmup", "warmup_steps"),
+        ("optimizer", None),  # `adapter` is the least unlike
+        ("gradient_clipping", None),  # and not gradient_checkpointing
+        ("foo", None),
+        ("", None),
+    ],
+)
+def test_only_what_is_near_is_suggested(word, meant):
+    assert nearest(word, TrainConfig.model_fields) == meant
 
 
 def test_a_command_is_called_with_the_rest(monkeypatch):

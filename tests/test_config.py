@@ -107,6 +107,7 @@ def test_dump_leaves_to_the_adapter_what_the_user_left_to_it(write, tmp_path):
     [
         ("lerning_rate: 1\n", "line 3: lerning_rate: unknown key; the nearest one is 'learning_rate'"),
         ("lr: 1\n", "the nearest one is 'learning_rate'"),
+        ("optimizer: adamw\n", "line 3: optimizer: unknown key; `lorawgpu train --schema` lists all"),
         ("max_seq_length: 1\n", "the nearest one is 'sequence_len'"),
         ("lora_r: -4\n", "line 3: lora_r: got -4; input should be greater than or equal to 1"),
         ("lora_r: 0\n", "lora_r: got 0"),

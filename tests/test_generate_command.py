@@ -200,8 +200,8 @@ def test_the_template_of_the_run_comes_before_the_models(tmp_path):
     (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert template_for(tokenizer, adapter).source == "{{ messages[0].content }}"
     assert template_for(tokenizer, adapter, "bitnet").source == BUILT_IN["bitnet"]
-    with pytest.raises(UserError, match="neither a template nor a file"):
-        template_for(tokenizer, given="chatlm")
+    with pytest.raises(UserError, match="^chat template chatlm: neither a template, nor a file .* nor a built-in one"):
+        template_for(tokenizer, given="chatlm")  # said of --chat-template as of the config's keys
 
 
 def test_without_a_template_there_is_no_chat():
@@ -281,6 +281,23 @@ def test_compare_shows_both(run, llm):
     assert out == f"--- without the adapter ---\n{base}\n--- with the adapter ---\n{tuned}\n"
 
 
+def test_compare_says_which_answer_was_cut(run, llm, monkeypatch):
+    reasons = {}
+
+    def stream(prompt, *, use_adapter, ended, **_):
+        ended.reason = reasons[use_adapter]
+        yield "answer"
+
+    monkeypatch.setattr(llm, "stream", stream)
+    for base, tuned, said in (
+        ("length", "stop", ["(cut without the adapter: --max-new-tokens reached)"]),
+        ("stop", "context", ["(cut with the adapter: the model's context reached)"]),
+        ("stop", "stop", []),
+    ):
+        reasons |= {False: base, True: tuned}
+        assert run("--prompt", "hello", "--compare")[2].splitlines() == said
+
+
 def test_chat_remembers_resets_and_refuses_what_is_too_long(run, llm):
     code, out, err = run("--chat", "--max-new-tokens", "5", typed="hi\nand?\n/reset\nhi\n" + "x" * 150 + "\nhi\n")
     first = llm.generate("hi", max_new_tokens=5)
@@ -288,6 +305,25 @@ def test_chat_remembers_resets_and_refuses_what_is_too_long(run, llm):
     second = llm.generate([{"role": r, "content": c} for r, c in turns], max_new_tokens=5)
     assert code == 0 and out.startswith(f"{first}\n{second}\n{first}\n")
     assert "leaves less than --max-new-tokens 5 of the context of 160 tokens" in err
+
+
+def test_a_pipe_is_read_to_its_end_and_a_terminal_to_an_empty_line(run, llm, monkeypatch):
+    answer = llm.generate("hi", max_new_tokens=5)
+    typed = "\nhi\n\n  \n/reset\nhi"
+    code, out, err = run("--chat", "--max-new-tokens", "5", typed=typed)
+    assert code == 0 and out == f"{answer}\n{answer}\n" and "> " not in err and command.CHAT_HELP not in err
+    terminal = io.StringIO("hi\n\nhi\n")
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", terminal)
+    code, out, err = run("--chat", "--max-new-tokens", "5")
+    assert code == 0 and out == f"{answer}\n" and err.startswith(f"{command.CHAT_HELP}\n> ")
+
+
+def test_chat_compares_and_remembers_the_adapters_answer(run, llm):
+    _, out, _ = run("--chat", "--compare", "--max-new-tokens", "5", typed="hi\nand?\n")
+    _, alone, _ = run("--chat", "--max-new-tokens", "5", typed="hi\nand?\n")
+    sides = out.split("--- without the adapter ---\n")[1:]
+    assert len(sides) == 2 and "".join(s.partition("--- with the adapter ---\n")[2] for s in sides) == alone
 
 
 def test_a_turn_that_is_no_utf8_is_refused_and_the_conversation_goes_on(run, llm, monkeypatch):

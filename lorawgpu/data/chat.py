@@ -151,5 +151,6 @@ def _text_or_file(jinja: str) -> str:
         return Path(jinja).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"chat_template_jinja {jinja}: neither a template nor a file that can be read ({error})"
+            f"chat template {jinja}: neither a template, nor a file that can be read ({error}), nor a built-in one "
+            f"({', '.join(BUILT_IN)})"
         ) from None

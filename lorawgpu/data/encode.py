@@ -106,8 +106,9 @@ class Encoder:
     def _chat(self, chat: Chat, place: Place) -> Encoded:
         if self.template is None:
             raise UserError(
-                f"{place[0]}: the data are conversations and the model has no chat template; name one with "
-                "`chat_template` (chatml, llama-3, ...) or give `chat_template_jinja`"
+                f"{place[0]}: the data are conversations and the model has no chat template; name one, such as "
+                "chatml, or give a Jinja file: `chat_template` and `chat_template_jinja` in a config, else "
+                "--chat-template"
             )
         everything, roles = self.settings.train_on_inputs, self.settings.roles_to_train
         if everything:  # every token counts but the turns that say `train: false`

@@ -15,7 +15,6 @@ border of trained and untrained text belongs to the trained piece: it is trained
 first token of a sample has nothing before it and is never trained, whatever its piece says.
 """
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.files import bad_line
 from lorawgpu.errors import UserError
 from lorawgpu.model.files import brief
+from lorawgpu.nearest import nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPEAKERS = {
@@ -84,8 +84,8 @@ def check_type(name: str) -> str:
     """A declared type under its own name, other tools' names understood. UserError for an unknown one."""
     name = ALIASES.get(name, name)
     if name not in FORMATS:
-        close = difflib.get_close_matches(name, [*FORMATS, *ALIASES], n=1)
-        hint = f"; did you mean `{close[0]}`?" if close else ""
+        meant = nearest(name, [*FORMATS, *ALIASES])
+        hint = f"; the nearest one is {meant!r}" if meant else ""
         raise UserError(f"data set type `{name}` is unknown; wanted one of {', '.join(FORMATS)}{hint}")
     return name
 
@@ -103,7 +103,7 @@ def to_example(kind: str, record: dict, place: Place, first: Place | None = None
             if first:
                 what += (
                     f". The type was recognised by the keys of {first[0]}, line {first[1]}, and holds for all of this "
-                    "data set: give data of another form an entry of their own in `datasets`"
+                    "data set: data of another form need a data set of their own"
                 )
             raise bad_line(*place, what)
     return convert(record, place)

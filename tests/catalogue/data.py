@@ -70,7 +70,7 @@ FILES = {
     "a gzip without end": (partial(data, content=BOMB, name="d.json.gz"), "expands more than 32-fold"),
     "a gzip of endless lines": (partial(data, content=LINES, name="d.jsonl.gz"), "expands more than 200-fold"),
     "a Parquet of endless rows": (partial(data, content=endless, name="d.parquet"), "expands more than 200-fold"),
-    "a template of nowhere": (lambda t: [*evaluate(t), "--chat-template", "none.jinja"], "chat_template_jinja none.ji"),
+    "a template of nowhere": (lambda t: [*evaluate(t), "--chat-template", "none.jinja"], "chat template none.jinja:"),
     "a zstd that is none": (partial(data, content="a", name="d.jsonl.zst"), "d.jsonl.zst: cannot be read"),
     "a Parquet that is none": (partial(data, content="a", name="d.parquet"), "not a Parquet file that can be read"),
     "a Parquet of other columns": (partial(data, content=table, name="d.parquet"), "no known format has these keys: `"),

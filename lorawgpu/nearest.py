@@ -1,0 +1,19 @@
+"""What was meant by a word that is not known: said only where it is really near."""
+
+import difflib
+from collections.abc import Iterable
+
+NEAR = 0.75  # likeness as difflib counts it: `gradient_clipping` and `gradient_checkpointing` have 0.72
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The most alike of the known words; None when none is alike, begins with the word or ends with it as a part
+    (`alpha`: lora_alpha)."""
+
+    def likeness(name: str) -> float:
+        return difflib.SequenceMatcher(None, name, word).ratio()
+
+    def near(name: str) -> bool:
+        return len(word) > 2 and (name.startswith(word) or name.endswith(f"_{word}")) or likeness(name) >= NEAR
+
+    return max(filter(near, known), key=likeness, default=None)
