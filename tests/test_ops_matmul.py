@@ -7,7 +7,7 @@ from oplab import Lab, normal, pad
 
 from lorawgpu.gpu import padded
 from lorawgpu.model.weights import pack_blocks
-from lorawgpu.ops.matmul import TILES, LowRank, Segments, matmul, sum_splits
+from lorawgpu.ops.matmul import BLOCKED_TERMS, TILES, LowRank, Segments, matmul, sum_splits
 from lorawgpu.reference.quantize import quantize_forward
 
 FLOAT32 = 2e-6  # float32 sums of a few hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2
@@ -79,6 +79,23 @@ def test_stores_are_read_exactly(plan, store, b_layout):
         )
     lab.run()
     assert relative_error(out.value, a.astype(np.float64) @ (value.T if b_layout == "nk" else value)) < FLOAT32
+
+
+@pytest.mark.parametrize("a_layout, b_layout", [("row", "nk"), ("row", "kn"), ("col", "kn")])
+def test_the_bits_of_a_sum_do_not_depend_on_the_tile(plan, a_layout, b_layout):
+    m, n, k = 67, 112, 300
+    assert k > BLOCKED_TERMS
+    lab, a, b, outs = Lab(plan), normal(m, k), normal(n, k), {}
+    x = lab.input(pad(a.T)[:, : padded(m)] if a_layout == "col" else a)
+    w = lab.input(b if b_layout == "nk" else b.T)
+    with lab.section:
+        for tile in TILES:
+            outs[tile] = lab.output(m, n)
+            matmul(plan, outs[tile].tensor, x, w, m=m, n=n, k=k, a_layout=a_layout, b_layout=b_layout, tile=tile)
+    lab.run()
+    assert relative_error(outs["large"].value, a.astype(np.float64) @ b.T) < FLOAT32
+    for tile, out in outs.items():
+        assert np.array_equal(out.value, outs["large"].value), tile
 
 
 @pytest.mark.parametrize("tile", TILES)
