@@ -27,7 +27,7 @@ def parse(argv: list[str]) -> Namespace:
     known = ", ".join(name for names in gguf.ARCHS.values() for name in names)
     usage = "for gguf, where runtimes disagree: general.architecture of the base"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
-    usage = "for merged: write a ternary base as bf16 with the adapter in it, for evaluation only"
+    usage = "for merged: write a ternary base's linears as bf16 with the adapter in them, for evaluation only"
     parser.add_argument("--dequantise", action="store_true", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
@@ -53,7 +53,8 @@ def run(argv: list[str]) -> None:
         said = check_merged(folder, source, args) if form is merged else check_adapter(folder, source, form, args)
         written = sorted(path.name for path in folder.iterdir())
     targets = file_names(out, written, main_file) if main_file else {name: out / name for name in written}
-    print(f"wrote {args.to}: {', '.join(map(str, targets.values()))}")
+    what = merged.what(source) if form is merged else args.to
+    print(f"wrote {what}: {', '.join(map(str, targets.values()))}")
     for line in said:
         print(f"  {line}")
     remarks = form.remarks(source)

@@ -243,6 +243,7 @@ def test_merged_weights_are_base_and_change_rounded_once(tmp_path, capsys):
     adapter = adapter_of(tmp_path / "a", DENSE)
     assert export("--adapter", adapter, "--to", "merged", "--model", DENSE, "--out", tmp_path / "m") == 0
     assert "rounding moves them by" in (out := capsys.readouterr().out) and "logits of 32 tokens" in out
+    assert out.startswith("wrote merged: ") and "every weight, in bf16, is" in out
     base, ours, changes = open_checkpoint(DENSE), open_checkpoint(tmp_path / "m"), wanted(adapter)
     assert (
         ours.config == base.config
@@ -270,7 +271,9 @@ def test_a_ternary_base_is_not_merged(tmp_path, capsys):
         assert export(*argv, "--out", tmp_path / case) == 2
         assert "is ternary, so an adapter cannot be merged into it" in capsys.readouterr().err
         assert export(*argv, "--out", tmp_path / case, "--dequantise") == 0
-        assert "FOR EVALUATION ONLY" in capsys.readouterr().out
+        first, *said = capsys.readouterr().out.splitlines()
+        assert first.startswith("wrote merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY: ")
+        assert "every weight, in bf16, is" in said[0] and "not to serve" in said[-1]
         model, changes = read_case(case).model, wanted(GOLDEN / case / "adapter_init")
         stored = merged.read_weights(tmp_path / case)
         for module, change in changes.items():

@@ -40,6 +40,11 @@ def check_mergeable(source: Source, dequantise: bool) -> None:
         raise UserError("--dequantise is for ternary bases; this one is dense: leave it out")
 
 
+def what(source: Source) -> str:
+    """The export in a few words: a ternary base's is no model to serve."""
+    return "merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY" if source.config.ternary else "merged"
+
+
 def write(folder: Path, source: Source) -> None:
     write_weights(folder, merged_tensors(source))
     if isinstance(source.checkpoint, GgufCheckpoint):
@@ -106,7 +111,11 @@ def check(folder: Path, source: Source) -> str:
         kept += float(np.square(delta, dtype=np.float64).sum())
         lost += float(np.square(error, dtype=np.float64).sum())
     rounding = (lost / (kept or 1.0)) ** 0.5
-    return f"every weight is the base's and the adapter's change; rounding moves them by {rounding:.1e} of that change"
+    dtypes = " and ".join(sorted({stored[name].dtype for name in names}))
+    return (
+        f"every weight, in {dtypes}, is the base's and the adapter's change; rounding moves them by {rounding:.1e} of "
+        "that change"
+    )
 
 
 def reopen(folder: Path, source: Source) -> HfFolder:
@@ -123,8 +132,9 @@ def reopen(folder: Path, source: Source) -> HfFolder:
 def remarks(source: Source) -> list[str]:
     if source.config.ternary:
         return [
-            "FOR EVALUATION ONLY: these bf16 weights are not the model that was trained. Activations are no longer "
-            "rounded to int8, memory is eight times the ternary one, and quantising it again destroys the adapter"
+            "these bf16 weights are not the model that was trained: good to evaluate the adapter's effect elsewhere, "
+            "not to serve. Activations are no longer rounded to int8, memory is eight times the ternary one, and "
+            "quantising it again destroys the adapter. Serve base and adapter unmerged (--to peft or gguf)"
         ]
     if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantised:
         return [
