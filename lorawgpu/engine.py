@@ -179,8 +179,12 @@ class Engine:
     def pace(self, flops: float):
         """Split the submits of all plans, those yet to be recorded included, into about `flops` operations each."""
         self.options = replace(self.options, flops_per_submit=flops)
-        for recorded in self._plans.values():
-            recorded.plan.flops_per_submit = flops
+        for plan in self.plans():
+            plan.flops_per_submit = flops
+
+    def plans(self) -> list[Plan]:
+        """All plans recorded so far."""
+        return [self._window, *(recorded.plan for recorded in self._plans.values())]
 
     def flops(self, batch: MicroBatch) -> float:
         """Floating-point operations of `train` on this micro-batch, those of the products alone."""

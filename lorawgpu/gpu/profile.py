@@ -1,4 +1,4 @@
-"""GPU time of each record of a plan, from timestamps around passes of one dispatch."""
+"""GPU time, from timestamps: of each record of a plan alone, and how long the GPU was busy while plans ran."""
 
 from collections import defaultdict
 
@@ -17,14 +17,12 @@ def profile(plan, names: list) -> dict:
     device = plan.device
     if "timestamp-query" not in device.features:
         return {}
-    queries = device.wgpu.create_query_set(type=wgpu.QueryType.timestamp, count=2 * BATCH)
-    usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
-    stamps = device.wgpu.create_buffer(size=2 * BATCH * 8, usage=usage)
+    stamps = _Stamps(device)
     records = [r for name in names for r in plan.sections[name]]
     totals = defaultdict(lambda: [0.0, 0, 0.0, 0.0])
     for start in range(0, len(records), BATCH):
         batch = records[start : start + BATCH]
-        times = _measure(device, batch, queries, stamps)
+        times = _measure(device, batch, stamps)
         for record, seconds in zip(batch, times, strict=True):
             kind = "/".join(part for part in record.label.split("/") if not part.startswith("layers."))
             for i, value in enumerate((seconds, 1, record.flops, record.nbytes)):
@@ -32,16 +30,66 @@ def profile(plan, names: list) -> dict:
     return {kind: tuple(values) for kind, values in totals.items()}
 
 
-def _measure(device, records, queries, stamps) -> np.ndarray:
+class _Stamps:
+    """Pairs of timestamps around up to BATCH passes."""
+
+    def __init__(self, device):
+        self.device = device
+        self.queries = device.wgpu.create_query_set(type=wgpu.QueryType.timestamp, count=2 * BATCH)
+        usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
+        self.buffer = device.wgpu.create_buffer(size=2 * BATCH * 8, usage=usage)
+
+    def begin_pass(self, encoder, i: int):
+        """A compute pass that stamps its begin and end as the i-th pair."""
+        writes = {"beginning_of_pass_write_index": 2 * i, "end_of_pass_write_index": 2 * i + 1}
+        return encoder.begin_compute_pass(timestamp_writes={"query_set": self.queries, **writes})
+
+    def read(self, count: int) -> np.ndarray:
+        """Begin and end of the first `count` passes, in nanoseconds: uint64 [count, 2]. Waits for the GPU."""
+        encoder = self.device.wgpu.create_command_encoder()
+        encoder.resolve_query_set(self.queries, 0, 2 * count, self.buffer, 0)
+        self.device.queue.submit([encoder.finish()])
+        return np.frombuffer(self.device.queue.read_buffer(self.buffer), np.uint64)[: 2 * count].reshape(-1, 2)
+
+
+class Clock:
+    """Measures how long the GPU is busy with the passes of `plans`, at most BATCH of them, until `busy` is called.
+
+    ValueError where the device has no timestamp queries.
+    """
+
+    def __init__(self, plans: list):
+        device = plans[0].device
+        if "timestamp-query" not in device.features:
+            raise ValueError(f"{device.name} has no timestamp queries")
+        self.plans, self.count, self._stamps = plans, 0, _Stamps(device)
+        self._outer = [plan.begin_pass for plan in plans]
+        for plan in plans:
+            plan.begin_pass = self._begin_pass
+
+    def _begin_pass(self, encoder):
+        self.count += 1
+        return self._stamps.begin_pass(encoder, self.count - 1)
+
+    def busy(self) -> tuple[float, float]:
+        """Seconds that the GPU worked, and seconds from its first pass to the end of its last. Ends the measurement."""
+        for plan, outer in zip(self.plans, self._outer, strict=True):
+            plan.begin_pass = outer
+        spans = self._stamps.read(self.count).astype(np.int64)
+        ends = np.maximum.accumulate(spans[:, 1])
+        idle = np.maximum(spans[1:, 0] - ends[:-1], 0).sum()
+        total = ends[-1] - spans[0, 0]
+        return (total - idle) * 1e-9, total * 1e-9
+
+
+def _measure(device, records, stamps: _Stamps) -> np.ndarray:
     encoder = device.wgpu.create_command_encoder()
     for i, r in enumerate(records):
-        writes = {"query_set": queries, "beginning_of_pass_write_index": 2 * i, "end_of_pass_write_index": 2 * i + 1}
-        compute = encoder.begin_compute_pass(timestamp_writes=writes)
+        compute = stamps.begin_pass(encoder, i)
         compute.set_pipeline(r.pipeline)
         compute.set_bind_group(0, r.group)
         compute.dispatch_workgroups(*r.grid)
         compute.end()
-    encoder.resolve_query_set(queries, 0, 2 * len(records), stamps, 0)
     device.queue.submit([encoder.finish()])
-    ticks = np.frombuffer(device.queue.read_buffer(stamps), np.uint64)[: 2 * len(records)].reshape(-1, 2)
-    return (ticks[:, 1] - ticks[:, 0]).astype(np.float64) * 1e-9  # stamps are nanoseconds
+    ticks = stamps.read(len(records))
+    return (ticks[:, 1] - ticks[:, 0]).astype(np.float64) * 1e-9
