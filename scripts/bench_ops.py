@@ -1,9 +1,10 @@
-"""Time the matrix products at real shapes: correct first, then the rate, then its share of a ceiling measured here.
+"""Time each kernel at real shapes: correct first, then the rate, then its share of a ceiling measured here.
 
-    python scripts/bench_ops.py [--device gpu] [--tokens 4096] [--quick]
+    python scripts/bench_ops.py [--device gpu] [--shape bitnet-2b] [--tokens 4096] [--kinds rows ...]
 
 Ceilings: fused multiply-adds and dot4I8Packed in a loop that touches no memory; torch's float32 product where torch
-and CUDA are there. Each product is checked on a few rows against float64 before it is timed.
+and CUDA are there; for kernels that go over rows, a copy. Each product is checked on a few rows against float64 before
+it is timed, the others by the checks of `doctor`. Attention: bench_attention.py; matrix-vector: bench_generate.py.
 """
 
 import argparse
@@ -11,10 +12,37 @@ import time
 
 import numpy as np
 
+from lorawgpu.doctoring import optimizer, rows
+from lorawgpu.doctoring.check import Case, measure
+from lorawgpu.doctoring.lab import Lab
 from lorawgpu.gpu import KernelCache, Plan, open_device
+from lorawgpu.gpu.profile import profile
 from lorawgpu.model.weights import pack_blocks
 from lorawgpu.ops.matmul import Segments, matmul
 
+ROW_KERNELS = {  # functions of `doctoring` and their sizes for M tokens, hidden C, middle I, heads, vocabulary V
+    "bitnet-2b": lambda M: [
+        ("rmsnorm", rows.rmsnorm, (M, 2560)),
+        ("rmsnorm + quantiser", rows.rmsnorm_quantize, ("with rows", M, 2560)),
+        ("quantiser", rows.quantize, (M, 6912)),
+        ("RoPE", rows.rotary, (M, 20, 5, 128)),
+        ("relu2 gate", rows.gate, ("relu2", M, 6912)),
+        ("dropout", rows.adapter_dropout, (M, 2560)),
+        ("embedding", rows.embedding, ("bf16", M, 2560)),
+        ("gather", rows.gather, (M, 2560)),
+        ("cross-entropy", rows.cross_entropy, (M // 8, 128256)),
+        ("AdamW", optimizer.adamw, (20_000_000,)),
+    ],
+    "smollm2-135m": lambda M: [
+        ("rmsnorm", rows.rmsnorm, (M, 576)),
+        ("RoPE", rows.rotary, (M, 9, 3, 64)),
+        ("silu gate", rows.gate, ("silu", M, 1536)),
+        ("cross-entropy", rows.cross_entropy, (M // 4, 49152)),
+        ("AdamW", optimizer.adamw, (5_000_000,)),
+    ],
+}
+CHECKED = 2e-5  # sums of thousands of terms, and roundings of exp; a lost term is off by 1e-2
+COPIED = 1 << 28  # bytes read and written to measure the rate of a copy
 SHAPES = {  # name: (out, in) of the fused projections
     "bitnet-2b": {"qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912)},
     "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
@@ -147,12 +175,44 @@ def case(device, kernels, kind, m, out, inner, rng, tile=None):
     with plan.section("run"):
         matmul(plan, y, a, device.upload(stored, "bf16" if store == "bf16" else None), **kwargs)
     plan.run("run")
-    rows = rng.integers(0, m, 4)
-    expected = x[rows].astype(np.float64) @ (weight if transposed else weight.T)
-    got = device.read(y)[rows]
+    some = rng.integers(0, m, 4)
+    expected = x[some].astype(np.float64) @ (weight if transposed else weight.T)
+    got = device.read(y)[some]
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
     elapsed = seconds(device, lambda: plan.run("run"))
     return elapsed, error
+
+
+def copy_rate(device) -> float:
+    """Bytes a second of a copy, read and written."""
+    source, target = (device.tensor((COPIED // 4,), label=name) for name in ("source", "target"))
+
+    def run():
+        encoder = device.wgpu.create_command_encoder()
+        encoder.copy_buffer_to_buffer(source.buffer, 0, target.buffer, 0, COPIED)
+        device.queue.submit([encoder.finish()])
+
+    return 2 * COPIED / seconds(device, run)
+
+
+def bench_rows(device, kernels, shape, tokens):
+    """Each kernel that goes over rows: checked against its reference, then timed alone by timestamps."""
+    copy = copy_rate(device)
+    print(f"copy {copy / 1e12:.2f} TB/s")
+    for name, record, sizes in ROW_KERNELS[shape](tokens):
+        lab = Lab(Plan(device, kernels))
+        error, worst = measure(Case(name, record, CHECKED, sizes), lab)
+        if not error <= CHECKED:
+            raise SystemExit(f"error: {name} {sizes}: {worst} is off by {error:.1e}; nothing is timed")
+        runs = [profile(lab.plan, lab.sections) for _ in range(5)]
+        for kind in runs[0]:
+            elapsed, (_, count, _, nbytes) = min(run[kind][0] for run in runs), runs[0][kind]
+            rate = nbytes / elapsed
+            print(
+                f"{name:20} {kind:32} {elapsed / count * 1e6:9.1f} us {rate / 1e12:6.2f} TB/s {rate / copy:5.0%} "
+                f"of copy  error {error:.1e}",
+                flush=True,
+            )
 
 
 def main():
@@ -162,7 +222,7 @@ def main():
     parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
     parser.add_argument("--warmup", type=float, default=4.0)
     parser.add_argument("--tiles", nargs="*", default=[None])
-    parser.add_argument("--kinds", nargs="*", default=["ternary", "ternary_t", "bf16", "bf16_t", "f32"])
+    parser.add_argument("--kinds", nargs="*", default=["ternary", "ternary_t", "bf16", "bf16_t", "f32", "rows"])
     parser.add_argument("--only", nargs="*")
     args = parser.parse_args()
     device = open_device(args.device)
@@ -178,7 +238,7 @@ def main():
         if args.only and name not in args.only:
             continue
         for kind in args.kinds:
-            for tile in args.tiles:
+            for tile in args.tiles if kind != "rows" else []:
                 elapsed, error = case(device, kernels, kind, args.tokens, out, inner, rng, tile)
                 rate = 2.0 * args.tokens * out * inner / elapsed
                 peak = rates["dot_loop" if kind == "ternary" else "fma_loop"]
@@ -187,6 +247,8 @@ def main():
                     f"{rate / peak:5.0%} of loop  error {error:.1e}",
                     flush=True,
                 )
+    if "rows" in args.kinds:
+        bench_rows(device, kernels, args.shape, args.tokens)
 
 
 if __name__ == "__main__":

@@ -72,10 +72,13 @@ class Plan:
         """Prefix the labels of records with `name`, so that errors and profiles say which layer they mean."""
         return _Scope(self, name)
 
-    def record(self, stem, entry, grid, *, params=None, overrides=None, template=None, flops=0.0, **tensors):
+    def record(
+        self, stem, entry, grid, *, params=None, overrides=None, template=None, flops=0.0, nbytes=None, **tensors
+    ):
         """Append one dispatch of `stem:entry` over `grid` workgroups.
 
         `tensors` are bound by the shader's names: exactly those that the entry point uses. ValueError otherwise.
+        `nbytes`: what it moves at least, where that is not all of them.
         """
         kernel = self.kernels.get(stem, entry, overrides or {}, template or {})
         label = "/".join([*self._scope, f"{stem}:{entry}"])
@@ -97,7 +100,7 @@ class Plan:
             )
         except Exception as e:
             raise ValueError(f"{label}: bound {sorted(resources)}: {e}") from e
-        nbytes = sum(t.nbytes for t in tensors.values())
+        nbytes = sum(t.nbytes for t in tensors.values()) if nbytes is None else nbytes
         self.sections[self._current].append(Record(label, kernel.pipeline, group, grid, flops, nbytes))
 
     def clear(self, tensor: Tensor):

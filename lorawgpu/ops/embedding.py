@@ -1,4 +1,5 @@
 """Embedding lookup. Equations: shaders/embedding.wgsl."""
+
 from ..gpu import padded
 from .checks import expect, expect_rows, fold_elements
 
@@ -15,6 +16,19 @@ def embedding_forward(plan, x, ids, parts, *, rows, width, scale=1.0):
     expect("ids", ids, (rows,), "i32")
     for row_start, part in parts:
         expect("part", part, (part.shape[0], padded(width)), *FORMATS)
-        plan.record("embedding", "forward", fold_elements(rows * ld), overrides={"FORMAT": FORMATS[part.dtype]},
-                    params={"rows": rows, "ld4": ld // 4, "row_start": row_start, "part_rows": part.shape[0],
-                            "scale": scale}, ids=ids, part=part, x=x)
+        plan.record(
+            "embedding",
+            "forward",
+            fold_elements(rows * ld),
+            overrides={"FORMAT": FORMATS[part.dtype]},
+            params={"rows": rows, "ld4": ld // 4, "row_start": row_start, "part_rows": part.shape[0], "scale": scale},
+            nbytes=_moved(x, ids, part),
+            ids=ids,
+            part=part,
+            x=x,
+        )
+
+
+def _moved(x, ids, part) -> int:
+    """Bytes: one row of the table for each id."""
+    return x.nbytes + ids.nbytes + x.nbytes * part.nbytes // (part.size * 4)

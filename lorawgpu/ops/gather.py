@@ -1,4 +1,5 @@
 """Rows with a target, out of the residual stream and back into its gradient. Equations: shaders/gather.wgsl."""
+
 from ..gpu import padded
 from .checks import expect, expect_rows, fold_elements
 
@@ -9,15 +10,33 @@ def gather_forward(plan, y, x, index, target_ids, *, start, rows, width):
     x [any rows, width]; index, target_ids i32 of one length: all target rows, of which this chunk reads `rows`.
     """
     params = _params(y, x, index, target_ids, start, rows, width)
-    plan.record("gather", "forward", fold_elements(rows * padded(width)), params=params,
-                index=index, target_ids=target_ids, x=x, y=y)
+    plan.record(
+        "gather",
+        "forward",
+        fold_elements(rows * padded(width)),
+        params=params,
+        nbytes=2 * y.nbytes,
+        index=index,
+        target_ids=target_ids,
+        x=x,
+        y=y,
+    )
 
 
 def gather_backward(plan, dx, dy, index, target_ids, *, start, rows, width):
     """dx[index[start+i]] = dy[i] for the same rows; no other row of dx is written, so clear it before the chunks."""
     params = _params(dy, dx, index, target_ids, start, rows, width)
-    plan.record("gather", "backward", fold_elements(rows * padded(width)), params=params,
-                index=index, target_ids=target_ids, dy=dy, dx=dx)
+    plan.record(
+        "gather",
+        "backward",
+        fold_elements(rows * padded(width)),
+        params=params,
+        nbytes=2 * dy.nbytes,
+        index=index,
+        target_ids=target_ids,
+        dy=dy,
+        dx=dx,
+    )
 
 
 def _params(y, x, index, target_ids, start, rows, width) -> dict:
