@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +43,14 @@ class Counts:
 
 @dataclass
 class Chunk:
-    """A run of encoded records, as one worker hands it on."""
+    """A run of encoded records, as one worker hands it on: few arrays, which cost little to send."""
 
-    ids: list[np.ndarray] = field(default_factory=list)
-    labels: list[np.ndarray] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    counts: Counts = Counts()
-    skipped: list[str] = field(default_factory=list)
+    ids: np.ndarray  # int32, all samples one after another; `labels` alike
+    labels: np.ndarray
+    lengths: np.ndarray  # int64 [samples], `lines` alike
+    lines: np.ndarray
+    counts: Counts
+    skipped: list[str]
 
 
 class TokenStore:
@@ -103,12 +104,11 @@ class StoreWriter:
 
     def append(self, file: int, chunk: Chunk) -> None:
         """Add a run of records of file number `file`."""
-        for ids, labels, line in zip(chunk.ids, chunk.labels, chunk.lines, strict=True):
-            self._streams["ids.i32"].write(ids.tobytes())
-            self._streams["labels.i32"].write(labels.tobytes())
-            self._tokens += len(ids)
-            self._streams["ends.i64"].write(np.int64(self._tokens).tobytes())
-            self._streams["lines.i64"].write(np.array([file, line], np.int64).tobytes())
+        places = np.stack([np.full_like(chunk.lines, file), chunk.lines], axis=1)
+        ends = self._tokens + np.cumsum(chunk.lengths)
+        for name, array in (("ids", chunk.ids), ("labels", chunk.labels), ("ends", ends), ("lines", places)):
+            self._streams[f"{name}.i{8 * array.itemsize}"].write(array)
+        self._tokens += len(chunk.ids)
         self._counts += chunk.counts
         self._skipped += chunk.skipped[: LISTED - len(self._skipped)]
 

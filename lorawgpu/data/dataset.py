@@ -302,7 +302,9 @@ def _work(task: _Task) -> Chunk:
 
 
 def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
-    chunk = Chunk()
+    samples: list[Sample] = []
+    lines: list[int] = []
+    skipped: list[str] = []
     tokens = trained = truncated = dropped = endless = shared = 0
     for line, raw in _records(task):
         try:
@@ -310,21 +312,26 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         except BadLine as error:
             if not skip_bad_lines:
                 raise
-            chunk.skipped.append(str(error))
+            skipped.append(str(error))
             continue
         if encoded.sample is None:
             dropped += 1
             continue
-        chunk.ids.append(encoded.sample.input_ids)
-        chunk.labels.append(encoded.sample.labels)
-        chunk.lines.append(line)
+        samples.append(encoded.sample)
+        lines.append(line)
         tokens += len(encoded.sample)
         trained += encoded.sample.targets
         truncated += encoded.truncated
         endless += encoded.endless
         shared += encoded.shared
-    chunk.counts = Counts(len(chunk.lines), tokens, trained, truncated, dropped, len(chunk.skipped), endless, shared)
-    return chunk
+    return Chunk(
+        np.concatenate([np.empty(0, np.int32), *(s.input_ids for s in samples)]),
+        np.concatenate([np.empty(0, np.int32), *(s.labels for s in samples)]),
+        np.array([len(s) for s in samples], np.int64),
+        np.array(lines, np.int64),
+        Counts(len(samples), tokens, trained, truncated, dropped, len(skipped), endless, shared),
+        skipped,
+    )
 
 
 def _records(task: _Task) -> Iterable[tuple[int, Raw]]:

@@ -1,14 +1,16 @@
 """One record to token ids and labels: the file's form, the template, the mask, the length."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+from tokenizers import Encoding
 
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.chat import ChatTemplate, TemplateFailed
 from lorawgpu.data.files import Raw, bad_line, parse
 from lorawgpu.data.formats import Chat, Example, Place, Text, Tokens, to_example
-from lorawgpu.data.mask import EndMarks, blanks_before, bodies, overlapping
+from lorawgpu.data.mask import EndMarks, blanks_before, bodies, overlapping, special_at, tokens_of
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
 
@@ -59,8 +61,9 @@ class Encoder:
             raise NeedsTokenizer(f"data of type {kind} needs the model's tokenizer, and there is none")
         self.kind, self.settings, self.tokenizer, self.template = kind, settings, tokenizer, template
         self.vocab_size, self.first = vocab_size, first
-        self.special_ids = [] if tokenizer is None else sorted(tokenizer.special_ids)
+        self.special_ids = frozenset() if tokenizer is None else tokenizer.special_ids
         self.marks = None if template is None else EndMarks(template)
+        self.known: dict[tuple, list[str] | None] = {}  # what the template puts around contents, see `bodies`
 
     def __call__(self, file: str, line: int, raw: Raw) -> Encoded:
         """Encode a raw record. BadLine naming file and line when it is malformed or trains nothing."""
@@ -85,7 +88,12 @@ class Encoder:
         for piece, trained in example.pieces:
             spans[trained or self.settings.train_on_inputs].append((len(text), len(text) + len(piece)))
             text += piece
-        ids, offsets = self._encode(text, place, add_special=example.whole)
+        encoding = self._encode(text, place, add_special=example.whole)
+        ids = np.array(encoding.ids, np.int32)
+        if not spans[False]:  # then no offset is needed, and taking them out of the library costs much
+            labels = np.where(np.array(encoding.special_tokens_mask, bool), IGNORE, ids).astype(np.int32)
+            return Encoded(Sample(*(self._ended(ids, labels) if example.whole else (ids, labels))))
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         inside = overlapping(offsets, spans[True])
         shared = int(np.count_nonzero(inside & overlapping(offsets, spans[False])))
         labels = np.where(inside, ids, IGNORE).astype(np.int32)
@@ -117,27 +125,32 @@ class Encoder:
             by_role = [i >= chat.prompt and m["role"] in roles for i, m in enumerate(chat.messages)]
             wanted = [i for i, flag in enumerate(chat.train) if (by_role[i] if flag is None else flag)]
         try:
-            text, found = bodies(self.template, chat.messages, chat.tools, wanted)
-            ids, offsets = self._encode(text, place)
-            special = dict(offsets[np.isin(ids, self.special_ids)].tolist())
+            text, found = bodies(self.template, chat.messages, chat.tools, wanted, self.known)
+            encoding = self._encode(text, place)
+            ids = encoding.ids
+            special = partial(special_at, encoding, ids, self.special_ids)
             ends = [self.marks.after(chat.messages, chat.tools, i, body, text, special)
                     for i, body in zip(wanted, found, strict=True)]  # fmt: skip
         except TemplateFailed as error:
             raise bad_line(*place, str(error)) from None
-        inside = overlapping(offsets, [(body[0], end) for body, end in zip(found, ends, strict=True)])
-        if not everything:
-            inside |= blanks_before(text, offsets, [body[0] for body in found])
-        labels = np.where(inside ^ everything, ids, IGNORE).astype(np.int32)
+        turns = [tokens_of(encoding, (body[0], end)) for body, end in zip(found, ends, strict=True)]
+        ids = np.array(ids, np.int32)
+        if everything:
+            labels = ids.copy()
+            for first, last in turns:
+                labels[first:last] = IGNORE
+        else:
+            labels = np.full(len(ids), IGNORE, np.int32)
+            for first, last in turns + [blanks_before(text, encoding, body[0]) for body in found]:
+                labels[first:last] = ids[first:last]
         endless = not everything and bool(wanted) and ends[-1] == found[-1][1]
         return Encoded(Sample(ids, labels), endless=endless)
 
-    def _encode(self, text: str, place: Place, add_special: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Ids int32 [tokens] and the characters each covers, int [tokens, 2]."""
+    def _encode(self, text: str, place: Place, add_special: bool = False) -> Encoding:
         try:
-            ids, offsets = self.tokenizer.encode_with_offsets(text, add_special=add_special)
+            return self.tokenizer.encoding(text, add_special=add_special)
         except UserError as error:
             raise bad_line(*place, str(error)) from None
-        return np.array(ids, np.int32), np.array(offsets, np.int64).reshape(-1, 2)
 
     def _fit(self, encoded: Encoded, place: Place) -> Encoded:
         sample, limit, strategy = encoded.sample, self.settings.sequence_len, self.settings.excess_length_strategy

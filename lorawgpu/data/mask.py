@@ -16,27 +16,58 @@ generation prompt leaves it out for the first kind, so the model must write it f
 """
 
 import json
+from collections.abc import Callable
 
 import numpy as np
+from tokenizers import Encoding
 
 from lorawgpu.data.chat import REASONING, ChatTemplate, TemplateFailed
 
 Span = tuple[int, int]  # characters start..end of a render, end exclusive
+KNOWN = 1000  # rows of roles whose render is remembered
 
 
 def bodies(
-    template: ChatTemplate, messages: list[dict], tools: list[dict] | None, wanted: list[int]
+    template: ChatTemplate,
+    messages: list[dict],
+    tools: list[dict] | None,
+    wanted: list[int],
+    known: dict[tuple, list[str] | None] | None = None,
 ) -> tuple[str, list[Span]]:
     """The render of a conversation, and where in it the bodies of the `wanted` messages (indices) are.
+
+    `known`: what this template was seen to put around the contents of a row of roles, kept from call to call so that
+    most conversations are rendered once.
 
     TemplateFailed when the template does not show a wanted message, or shows it in a way that cannot be separated
     from what is not the message's own.
     """
     text = template.render(messages, tools)
+    found = _as_before(template, messages, tools, text, {} if known is None else known)
+    if found is not None:
+        return text, [found[i] for i in wanted]
     found = _all_at_once(template, messages, tools, wanted, text)
     if found is None:
         found = [_one(template, messages, tools, index, text) for index in wanted]
     return text, found
+
+
+def _as_before(
+    template: ChatTemplate, messages: list, tools: list | None, text: str, known: dict[tuple, list[str] | None]
+) -> list[Span] | None:
+    """The bodies of all messages, where the render is their contents between what the template put around others of
+    the same roles: no more has to be rendered to know where they are."""
+    if tools or not all(len(m) == 2 and isinstance(m.get("content"), str) for m in messages):
+        return None
+    roles = tuple(m["role"] for m in messages)
+    if roles not in known:
+        if len(known) == KNOWN:
+            known.clear()
+        marks = _marks([], len(roles))
+        twin = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        marked = _try(template, twin, tools)
+        known[roles] = None if marked is None else _split(marked, marks)
+    return _shown(known[roles], [m["content"] for m in messages], text)
 
 
 def _all_at_once(
@@ -53,7 +84,11 @@ def _all_at_once(
     for index, mark in zip(wanted, marks, strict=True):
         twin[index] = {**messages[index], "content": mark}
     marked = _try(template, twin, tools)  # None: it looks into the content
-    parts = None if marked is None else _split(marked, marks)
+    return _shown(None if marked is None else _split(marked, marks), contents, text)
+
+
+def _shown(parts: list[str] | None, contents: list[str], text: str) -> list[Span] | None:
+    """Where the contents are in `text`, as they are or stripped, if it has `parts` around them and nothing else."""
     if parts is None:
         return None
     for shown in (str, str.strip, str.lstrip, str.rstrip):
@@ -141,24 +176,31 @@ class EndMarks:
         self._closes: dict[tuple, bool] = {}
 
     def after(
-        self, messages: list[dict], tools: list[dict] | None, index: int, body: Span, text: str, special: dict[int, int]
+        self,
+        messages: list[dict],
+        tools: list[dict] | None,
+        index: int,
+        body: Span,
+        text: str,
+        special: Callable[[int], int | None],
     ) -> int:
         """The end of the end mark of message `index` whose body is known; the body's end when it has none.
 
-        `special`: where special tokens of the tokenised `text` start, and where they end.
+        `special`: where the special token ends that starts at a character of the tokenised `text`, if one does.
         """
         at = body[1]
         follower = messages[index + 1]["role"] if index + 1 < len(messages) else None
-        key = (messages[index]["role"], follower, text[at : special[at]]) if at in special else None
+        close = special(at)
+        key = None if close is None else (messages[index]["role"], follower, text[at:close])
         if key not in self._closes:
             tail = self._closing(messages, tools, index, body, text)
             blank = len(tail) - len(tail.lstrip())
-            end = special.get(at + blank, at + len(tail.rstrip()))
+            end = special(at + blank) or at + len(tail.rstrip())
             end = end if end <= at + len(tail) else at
             if key is None:
                 return end
             self._closes[key] = end > at
-        return special[at] if self._closes[key] else at
+        return close if self._closes[key] else at
 
     def _closing(self, messages: list[dict], tools: list | None, index: int, body: Span, text: str) -> str:
         """What follows the body both in this render and in the one where the conversation stops with the turn."""
@@ -176,13 +218,46 @@ class EndMarks:
         return rest
 
 
-def blanks_before(text: str, offsets: np.ndarray, starts: list[int]) -> np.ndarray:
-    """bool [tokens]: those that are nothing but blanks right before one of `starts` (first characters of bodies)."""
-    inside = np.zeros(len(offsets), bool)
-    for start in starts:
-        first = len(text[:start].rstrip(" "))
-        inside |= (offsets[:, 0] >= first) & (offsets[:, 1] <= start) & (offsets[:, 0] < offsets[:, 1])
-    return inside
+def tokens_of(encoding: Encoding, span: Span) -> Span:
+    """The first and, exclusive, the last token that hold a character of `span`. Asks for a few tokens alone: taking the
+    offsets of all out of the library costs as much as a third of tokenising."""
+    start, end = span
+    inside = (encoding.char_to_token(c) for c in range(start, end))
+    first = next((token for token in inside if token is not None), None)
+    if first is None:  # empty, or nothing that the tokenizer keeps
+        return 0, 0
+    backwards = (encoding.char_to_token(c) for c in range(end - 1, start - 1, -1))
+    last = next(token for token in backwards if token is not None) + 1
+    while last < len(encoding) and _covers(encoding, last, end - 1):  # the other bytes of one character
+        last += 1
+    return first, last
+
+
+def blanks_before(text: str, encoding: Encoding, start: int) -> Span:
+    """The tokens that are nothing but blanks right before `start` (the first character of a body), as a range."""
+    blank = start
+    while text[blank - 1 : blank] == " ":
+        blank -= 1
+    first, last = tokens_of(encoding, (blank, start))
+    while first < last and encoding.token_to_chars(last - 1)[1] > start:
+        last -= 1
+    while first < last and encoding.token_to_chars(first)[0] < blank:
+        first += 1
+    return first, last
+
+
+def special_at(encoding: Encoding, ids: list[int], special_ids: frozenset[int], start: int) -> int | None:
+    """Where the special token ends that starts at character `start`; None when none does."""
+    token = encoding.char_to_token(start)
+    if token is None or ids[token] not in special_ids:
+        return None
+    first, end = encoding.token_to_chars(token)
+    return end if first == start else None
+
+
+def _covers(encoding: Encoding, token: int, char: int) -> bool:
+    chars = encoding.token_to_chars(token)
+    return chars is not None and chars[0] <= char < chars[1]
 
 
 def overlapping(offsets: np.ndarray, spans: list[Span]) -> np.ndarray:
