@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_tokenizer import tiny_tokenizer
 
-from lorawgpu.data import dataset
+from lorawgpu.data import dataset, workers
 from lorawgpu.data.batching import IGNORE, Batches, BatchSettings
 from lorawgpu.data.cache import Counts, default_cache_dir
 from lorawgpu.data.chat import ChatTemplate
@@ -140,8 +140,8 @@ def test_a_validation_part_may_leave_a_data_set_empty(tmp_path):
 
 def test_the_cache_is_keyed_by_content_and_settings(tmp_path, monkeypatch):
     made = []
-    fill = dataset._fill
-    monkeypatch.setattr(dataset, "_fill", lambda *args: (made.append(1), fill(*args)))
+    fill = dataset.fill
+    monkeypatch.setattr(dataset, "fill", lambda *args: (made.append(1), fill(*args)))
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
     spec = write_lines(tmp_path / "a.jsonl", chat)
     cached = {"cache_dir": tmp_path / "cache"}
@@ -185,8 +185,8 @@ def test_workers_make_the_same_samples_with_the_same_lines(tmp_path, monkeypatch
         spec = DatasetSpec(str(tmp_path / name))
     options = {"sequence_len": 256, "skip_bad_lines": True}
     alone = tokenise(spec, loading(workers=1, **options))
-    monkeypatch.setattr(dataset, "WORTH_WORKERS", 0)
-    monkeypatch.setattr(dataset, "CHUNK", 10_000)  # some forty tasks
+    monkeypatch.setattr(workers, "WORTH_WORKERS", 0)
+    monkeypatch.setattr(workers, "CHUNK", 10_000)  # some forty tasks
     shared = tokenise(spec, loading(workers=2, **options))
     assert shared.counts == alone.counts and alone.counts.skipped == 1
     assert shared.skipped == alone.skipped

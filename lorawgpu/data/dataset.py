@@ -6,29 +6,22 @@ train at all.
 
 import os
 import tempfile
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from io import BytesIO
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from lorawgpu.data import cache
 from lorawgpu.data.batching import Sample, Source
-from lorawgpu.data.cache import Chunk, Counts, StoreWriter, TokenStore
+from lorawgpu.data.cache import Counts, StoreWriter, TokenStore
 from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.files import BadLine, Raw, find_files, is_plain_lines, parse, read, split_lines
+from lorawgpu.data.files import BadLine, find_files, parse, read
 from lorawgpu.data.formats import Place, check_type, recognise
 from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.data.workers import fill
 from lorawgpu.errors import UserError
-
-CHUNK = 2 << 20  # bytes of input that one worker encodes at a time
-WORTH_WORKERS = 16 << 20  # bytes of data from which starting processes pays
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     folder, keep = _place(key, loading)
     if not folder.is_dir():
         with StoreWriter(folder) as writer:
-            _fill(writer, files, encoder, loading)
+            fill(writer, files, encoder, loading.workers, loading.skip_bad_lines)
             writer.finish()
     store = TokenStore(folder, [str(f) for f in files], keep)
     if not len(store):
@@ -220,123 +213,3 @@ def _writable(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Work for one process: a byte range of whole lines of a plain file, or records that were read already."""
-
-    file: str
-    number: int  # of the file within the data set
-    size: int  # bytes of the file it stands for
-    start: int = 0
-    first_line: int = 1
-    records: list[tuple[int, Raw]] | None = None
-
-
-def _fill(writer: StoreWriter, files: Sequence[Path], encoder: Encoder, loading: Loading) -> None:
-    total = sum(f.stat().st_size for f in files)
-    many = loading.workers > 1 and total >= WORTH_WORKERS
-    tasks = (task for number, file in enumerate(files) for task in _tasks(number, file))
-    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenising", disable=None if many else True) as bar:
-        for task, chunk in _on_all_cores(tasks, encoder, loading) if many else _here(tasks, encoder, loading):
-            writer.append(task.number, chunk)
-            bar.update(task.size)
-
-
-def _tasks(number: int, file: Path) -> Iterator[_Task]:
-    if is_plain_lines(file):
-        yield from _ranges(number, file)
-        return
-    records, size = [], 0
-    for line, raw in read(file):
-        records.append((line, raw))
-        size += len(raw) if isinstance(raw, bytes) else len(repr(raw))
-        if size >= CHUNK:
-            yield _Task(str(file), number, size, records=records)
-            records, size = [], 0
-    yield _Task(str(file), number, size, records=records)
-
-
-def _ranges(number: int, file: Path) -> Iterator[_Task]:
-    line = 1
-    with file.open("rb") as stream:
-        while data := stream.read(CHUNK):
-            rest = b"" if data.endswith(b"\n") else stream.readline()
-            size = len(data) + len(rest)
-            yield _Task(str(file), number, size, stream.tell() - size, line)
-            line += data.count(b"\n") + rest.count(b"\n")
-
-
-def _here(tasks: Iterable[_Task], encoder: Encoder, loading: Loading) -> Iterator[tuple[_Task, Chunk]]:
-    for task in tasks:
-        yield task, _encode(task, encoder, loading.skip_bad_lines)
-
-
-def _on_all_cores(tasks: Iterable[_Task], encoder: Encoder, loading: Loading) -> Iterator[tuple[_Task, Chunk]]:
-    """In order, with few tasks under way: memory does not grow with the file. Processes start fresh (`spawn`), since
-    a fork would copy the threads of a GPU driver."""
-    with ProcessPoolExecutor(
-        loading.workers, get_context("spawn"), _start_worker, (encoder, loading.skip_bad_lines)
-    ) as pool:
-        waiting: deque = deque()
-        for task in tasks:
-            waiting.append((task, pool.submit(_work, task)))
-            if len(waiting) > 2 * loading.workers:
-                done, result = waiting.popleft()
-                yield done, result.result()
-        for done, result in waiting:
-            yield done, result.result()
-
-
-_worker: tuple[Encoder, bool]  # what a worker process was started with
-
-
-def _start_worker(encoder: Encoder, skip_bad_lines: bool) -> None:
-    global _worker
-    _worker = encoder, skip_bad_lines
-
-
-def _work(task: _Task) -> Chunk:
-    return _encode(task, *_worker)
-
-
-def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
-    samples: list[Sample] = []
-    lines: list[int] = []
-    skipped: list[str] = []
-    tokens = trained = truncated = dropped = endless = shared = 0
-    for line, raw in _records(task):
-        try:
-            encoded = encoder(task.file, line, raw)
-        except BadLine as error:
-            if not skip_bad_lines:
-                raise
-            skipped.append(str(error))
-            continue
-        if encoded.sample is None:
-            dropped += 1
-            continue
-        samples.append(encoded.sample)
-        lines.append(line)
-        tokens += len(encoded.sample)
-        trained += encoded.sample.targets
-        truncated += encoded.truncated
-        endless += encoded.endless
-        shared += encoded.shared
-    return Chunk(
-        np.concatenate([np.empty(0, np.int32), *(s.input_ids for s in samples)]),
-        np.concatenate([np.empty(0, np.int32), *(s.labels for s in samples)]),
-        np.array([len(s) for s in samples], np.int64),
-        np.array(lines, np.int64),
-        Counts(len(samples), tokens, trained, truncated, dropped, len(skipped), endless, shared),
-        skipped,
-    )
-
-
-def _records(task: _Task) -> Iterable[tuple[int, Raw]]:
-    if task.records is not None:
-        return task.records
-    with open(task.file, "rb") as stream:
-        stream.seek(task.start)
-        return split_lines(BytesIO(stream.read(task.size)), task.first_line)
