@@ -17,6 +17,7 @@ from lorawgpu.generation.decoder import Decoder
 from lorawgpu.generation.generator import MOST, Generator
 from lorawgpu.generation.sampling import Sampling
 from lorawgpu.gpu import KernelCache, open_device
+from lorawgpu.gpu.plan import dispatch
 from lorawgpu.model.adapter import adapter_shapes
 from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
 from lorawgpu.model.config import ModelConfig, Rope
@@ -142,9 +143,7 @@ def by_kernel(device, records, repeat):
             encoder = device.wgpu.create_command_encoder()
             compute = encoder.begin_compute_pass()
             for record in some:
-                compute.set_pipeline(record.pipeline)
-                compute.set_bind_group(0, record.group)
-                compute.dispatch_workgroups(*record.grid)
+                dispatch(compute, record)
             compute.end()
             device.queue.submit([encoder.finish()])
 
@@ -164,7 +163,7 @@ def measure(args, device, model, adapter, kernels, rng):
     context = args.prompt + 2 * args.tokens + MOST
     decoder = Decoder(device, model, adapter, context=context, sequences=args.batch, kernels=kernels)
     prompts = [rng.integers(0, vocab, args.prompt).tolist() for _ in range(args.batch)]
-    elapsed = seconds_of(device, lambda: decoder.start(prompts), 3)
+    elapsed = min(seconds_of(device, lambda: decoder.start(prompts), 3) for _ in range(args.repeat))
     rate = args.batch * args.prompt / elapsed
     print(f"prefill     {args.batch} x {args.prompt}: {elapsed * 1e3:.1f} ms, {rate:,.0f} tok/s")
     rates = []
@@ -180,11 +179,11 @@ def measure(args, device, model, adapter, kernels, rng):
     start = time.perf_counter()
     for _ in range(10):
         decoder.encode(args.batch, 4, sampling)
-    encode = (time.perf_counter() - start) / 40
+    recording = (time.perf_counter() - start) / 40
     step = seconds_of(device, lambda: decoder.submit(decoder.encode(args.batch, 4, sampling)), 8) / 4
     floor = weight_bytes(model, adapter)
     each = len(plan.sections["forward"]) / len(model.layers)
-    print(f"dispatches  {len(records)} a token, {each:.1f} a layer; {encode * 1e3:.2f} ms to record a token")
+    print(f"dispatches  {len(records)} a token, {each:.1f} a layer; {recording * 1e3:.2f} ms to record a token")
     print(f"a step      {step * 1e3:.3f} ms; reads {floor / 1e6:.0f} MB at least, {floor / step / 1e9:,.0f} GB/s")
     for kind, (count, seconds) in sorted(by_kernel(device, records, args.repeat * 5).items(), key=lambda x: -x[1][1]):
         print(f"  {kind:28} {count:4} x {seconds / count * 1e6:8.2f} us = {seconds * 1e3:7.3f} ms")

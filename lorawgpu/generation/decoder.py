@@ -12,6 +12,7 @@ import numpy as np
 from ..data.batching import bucket
 from ..errors import UserError
 from ..gpu import KernelCache, Plan, Workspace
+from ..gpu.plan import dispatch
 from ..model.adapter_layout import GROUPS
 from ..model.context import AdapterBuffers, Context, StepData, Watch
 from ..model.decode import Scratch, decode_forward, decode_head, decodes
@@ -205,9 +206,7 @@ class Decoder:
         encoder = self.device.wgpu.create_command_encoder()
         compute = encoder.begin_compute_pass()
         for record in self.records(count, sampling) * tokens:
-            compute.set_pipeline(record.pipeline)
-            compute.set_bind_group(0, record.group)
-            compute.dispatch_workgroups(*record.grid)
+            dispatch(compute, record)
         compute.end()
         return encoder.finish()
 

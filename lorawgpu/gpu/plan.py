@@ -29,7 +29,7 @@ class Record:
     nbytes: float
 
 
-def encode(compute, record: Record):
+def dispatch(compute, record: Record):
     """Encode one dispatch, past wgpu-py's checks of what was checked when the record was made: 5 us instead of 8."""
     handle = compute._internal
     libf.wgpuComputePassEncoderSetPipeline(handle, record.pipeline._internal)
@@ -124,7 +124,7 @@ class Plan:
                 if compute is None:
                     encoder = self.device.wgpu.create_command_encoder()
                     compute, pending, count = self.begin_pass(encoder), 0.0, 0
-                encode(compute, r)
+                dispatch(compute, r)
                 pending, count = pending + r.flops, count + 1
         if compute is not None:
             compute.end()
