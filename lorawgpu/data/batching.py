@@ -7,6 +7,7 @@ but a few counters has to be saved to continue where a run stopped.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ class Sample:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    @property
+    @cached_property
     def targets(self) -> int:
         """Tokens that carry loss: the first label of a sequence has nothing before it and never counts."""
         return int(np.count_nonzero(self.labels[1:] != IGNORE))

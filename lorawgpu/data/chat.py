@@ -39,6 +39,7 @@ class ChatTemplate:
         try:
             with Budget(source):
                 self._template = _environment(self.now).from_string(source)
+            self._template.globals = dict(self._template.globals)  # every render copies them; of a ChainMap, slowly
         except jinja2.TemplateSyntaxError as error:
             why = f"line {error.lineno}: {_cut(error.message)}"
             raise UserError(f"the chat template is not valid jinja2: {why}") from None

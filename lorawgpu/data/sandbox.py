@@ -72,6 +72,9 @@ def _deep(value: object, limit: int) -> int:
     units, waiting = 0, [value]
     while waiting and units <= limit:
         item = waiting.pop()
+        if type(item) is str:  # most are
+            units += len(item) + 1
+            continue
         units += _shallow(item)
         if isinstance(item, dict):
             waiting += [*item, *item.values()]
