@@ -11,7 +11,7 @@ import numpy as np
 
 from lorawgpu.gpu import KernelCache, Plan, open_device, padded
 from lorawgpu.ops import attention_flash
-from lorawgpu.ops.attention import attention_backward, attention_forward
+from lorawgpu.ops.attention import attention_backward, attention_forward, log_sum_exp
 from lorawgpu.ops.attention_flash import Tile
 from lorawgpu.reference import attention as reference
 
@@ -67,7 +67,7 @@ class Bench:
         self.host["segment_end"] = np.minimum(self.host["kv_start"] + args.seq, args.tokens).astype(np.uint32)
         for name in ("slot", "kv_start", "segment_end"):
             self.gpu[name] = device.upload(self.host[name], label=name)
-        for name, shape in {"out": (args.tokens, row), "lse": (args.tokens, args.heads), "dq": (args.tokens, row),
+        for name, shape in {"out": (args.tokens, row), "lse": (args.tokens, 2 * args.heads), "dq": (args.tokens, row),
                             "dk": (args.tokens, slot), "dv": (args.tokens, slot)}.items():
             self.gpu[name] = device.tensor(shape, "f32", name)
         lengths = np.diff([*range(0, args.tokens, args.seq), args.tokens]).astype(float)
@@ -104,8 +104,8 @@ class Bench:
             self.want = {"out": out, "lse": lse.T, "dq": dq, "dk": dk, "dv": dv}
         errors = {}
         for name in OUTPUTS:
-            want = self.want[name]
-            got = self.device.read(self.gpu[name])[:rows, : want.shape[1]]
+            want, got = self.want[name], self.device.read(self.gpu[name])[:rows]
+            got = (log_sum_exp(got) if name == "lse" else got)[:, : want.shape[1]]
             errors[name] = float(np.abs(got - want).max() / np.abs(want).max())
         return errors
 

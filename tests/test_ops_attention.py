@@ -5,7 +5,7 @@ import pytest
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import KernelCache, Plan, padded
 from lorawgpu.ops import attention_flash
-from lorawgpu.ops.attention import attention_backward, attention_forward
+from lorawgpu.ops.attention import attention_backward, attention_forward, log_sum_exp
 from lorawgpu.reference import attention as reference
 
 IMPLS = ["chain", "flash"]
@@ -102,7 +102,7 @@ def run(device, kernels, case, impl, backward=True):
         up(getattr(case, n).astype(np.uint32), label=n) for n in ("slot", "kv_start", "segment_end"))
     rows, slots = q.shape, k.shape
     made = {n: Guarded(device, s, n) for n, s in
-            {"out": rows, "lse": (rows[0], case.heads), "dq": rows, "dk": slots, "dv": slots}.items()}
+            {"out": rows, "lse": (rows[0], 2 * case.heads), "dq": rows, "dk": slots, "dv": slots}.items()}
     out, lse, dq, dk, dv = (made[n].tensor for n in made)
     options = {"heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.head_dim, "scale": case.scale,
                "impl": impl, "workspace": Workspace(device)}
@@ -113,12 +113,13 @@ def run(device, kernels, case, impl, backward=True):
             attention_backward(plan, dq, dk, dv, dout, out, lse, q, k, v, slot, kv_start, segment_end, **options)
     plan.run("both")
     nq, nkv = case.heads * case.head_dim, case.kv_heads * case.head_dim
-    widths = {"out": nq, "lse": case.heads, "dq": nq, "dk": nkv, "dv": nkv}
+    widths = {"out": nq, "lse": 2 * case.heads, "dq": nq, "dk": nkv, "dv": nkv}
     return [made[n].read(w) for n, w in list(widths.items())[: 5 if backward else 2]]
 
 
 def check(got, want, tolerance=TOLERANCE):
     for name, g, w in zip(NAMES, got, want, strict=False):
+        g, w = (log_sum_exp(x) if name == "lse" and x.dtype == np.float32 else x for x in (g, w))
         error = np.abs(g - w).max() / max(1.0, np.abs(w).max())
         assert np.isfinite(g).all() and error < tolerance, f"{name}: error {error:.1e}"
 
@@ -183,17 +184,45 @@ def test_chain_and_flash_agree(device, kernels):
     check(run(device, kernels, case, "chain"), run(device, kernels, case, "flash"))
 
 
-@pytest.mark.parametrize("before", [0, 64])
-def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, before):
-    """Neither capacity nor neighbours, when a sequence begins at the same place within a block of slots."""
-    alone = Case([45], 6, 2, 16)
-    crowd = Case([before, 45, 30], 6, 2, 16, tail=7, seed=5)
-    rows = slice(before, before + 45)
-    for name in ("q", "k", "v"):
-        getattr(crowd, name)[rows] = getattr(alone, name)
+AROUND = {  # lengths before, lengths after, tail, spare slots
+    "second of three": ([37], [29], 0, 0),
+    "another capacity": ([], [], 150, 40),
+    "after short ones": ([1, 1, 5, 3, 1], [2, 1, 90], 3, 0),
+    "at a block's end": ([64, 63], [1], 1, 1),
+    "long neighbours": ([131], [140], 0, 0),
+}
+
+
+@pytest.mark.parametrize("sizes", [(6, 2, 16), (3, 1, 32), (3, 1, 64), (3, 1, 128)], ids=str)
+def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, sizes):
+    """Output and saved statistics: neither place, nor capacity, nor neighbours."""
+    alone = Case([75], *sizes)
     want = run(device, kernels, alone, "flash", backward=False)
+    for seed, (name, (before, after, tail, spare)) in enumerate(AROUND.items(), 1):
+        crowd = Case([*before, 75, *after], *sizes, tail=tail, spare=spare, seed=seed)
+        rows = slice(sum(before), sum(before) + 75)
+        for x in ("q", "k", "v"):
+            getattr(crowd, x)[rows] = getattr(alone, x)
+        got = run(device, kernels, crowd, "flash", backward=False)
+        assert all(g[rows].tobytes() == w.tobytes() for g, w in zip(got, want, strict=True)), name
+
+
+def test_new_tokens_keep_their_bits_and_see_only_their_own_slots(device, kernels):
+    """As in generation: each sequence owns slots; what lies between was never written."""
+    alone = Case([75], 6, 2, 16)
+    want = run(device, kernels, alone, "flash", backward=False)
+    crowd = Case([900], 6, 2, 16)
+    crowd.k[:], crowd.v[:] = np.nan, np.nan
+    starts = np.array([301, 100, 777])
+    for start in starts:
+        crowd.k[start : start + 75], crowd.v[start : start + 75] = alone.k, alone.v
+    new = np.arange(70, 75)
+    crowd.rows = 3 * len(new)
+    crowd.slot, crowd.kv_start = (starts[:, None] + new).ravel(), starts.repeat(len(new))
+    crowd.q = np.tile(alone.q[new], (3, 1))
     got = run(device, kernels, crowd, "flash", backward=False)
-    assert all((g[rows] == w).all() for g, w in zip(got, want, strict=True))
+    for g, w in zip(got, want, strict=True):
+        assert g.reshape(3, len(new), -1).tobytes() == np.stack([w[new]] * 3).tobytes()
 
 
 def test_gradients_of_a_group_summed_in_one_workgroup(device, kernels, monkeypatch):
@@ -209,7 +238,7 @@ def test_two_records_in_one_submit_keep_their_own_scale(device, kernels, impl):
     q, k, v = (device.upload(wide(getattr(case, n)), label=n) for n in "qkv")
     slot, kv_start = (device.upload(getattr(case, n).astype(np.uint32)) for n in ("slot", "kv_start"))
     outs = [device.tensor(q.shape, "f32", "out") for _ in range(2)]
-    lse = device.tensor((case.rows, 6), "f32", "lse")
+    lse = device.tensor((case.rows, 12), "f32", "lse")
     plan = Plan(device, kernels)
     with plan.section("both"):
         for out, scale in zip(outs, (0.1, 0.9), strict=True):
@@ -223,8 +252,8 @@ def test_two_records_in_one_submit_keep_their_own_scale(device, kernels, impl):
 
 def test_a_shape_that_does_not_fit_is_named(device, kernels):
     q, k = device.tensor((4, 96), "f32", "q"), device.tensor((4, 32), "f32", "keys")
-    row, lse = device.tensor((4,), "u32", "slot"), device.tensor((4, 5), "f32", "lse of layer 3")
-    with pytest.raises(ValueError, match=r"lse of layer 3 has shape \(4, 5\), want \(4, 6\)"):
+    row, lse = device.tensor((4,), "u32", "slot"), device.tensor((4, 10), "f32", "lse of layer 3")
+    with pytest.raises(ValueError, match=r"lse of layer 3 has shape \(4, 10\), want \(4, 12\)"):
         attention_forward(Plan(device, kernels), q, lse, q, k, k, row, row, heads=6, kv_heads=2, head_dim=16, scale=1.0,
                           workspace=None)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..gpu import padded
-from ..ops.attention import attention_backward, attention_forward
+from ..ops.attention import attention_backward, attention_forward, log_sum_exp
 from ..ops.attention_decode import attention_decode, parts_shape, stats_shape
 from ..ops.rope import rope_table
 from ..ops.rows import FIELDS, STRIDE
@@ -27,7 +27,7 @@ def attention(lab, impl, heads, kv_heads, head_dim, *lengths):
     rows, q_width, kv_width = len(slot), heads * head_dim, kv_heads * head_dim
     q, dout = normal(rows, q_width), normal(rows, q_width, seed=1)
     k, v = normal(rows, kv_width, seed=2), normal(rows, kv_width, seed=3)
-    outputs = {"out": lab.rows(rows, q_width), "lse": lab.output(rows, heads), "dq": lab.rows(rows, q_width)}
+    outputs = {"out": lab.rows(rows, q_width), "lse": lab.output(rows, 2 * heads), "dq": lab.rows(rows, q_width)}
     outputs |= {name: lab.rows(rows, kv_width) for name in ("dk", "dv")}
     out, lse, dq, dk, dv = (o.exact for o in outputs.values())
     gq, gk, gv, gdout = (lab.padded(x) for x in (q, k, v, dout))
@@ -44,7 +44,8 @@ def attention(lab, impl, heads, kv_heads, head_dim, *lengths):
         want, want_lse = reference.attention_forward(*x64, *shape)
         grads = reference.attention_backward(dout.astype(np.float64), *x64, want, want_lse, *shape)
         wanted = want, want_lse.T, *grads
-        return {name: (made.value, x) for (name, made), x in zip(outputs.items(), wanted, strict=True)}
+        got = {name: made.value for name, made in outputs.items()} | {"lse": log_sum_exp(outputs["lse"].value)}
+        return {name: (value, x) for (name, value), x in zip(got.items(), wanted, strict=True)}
 
     return results
 

@@ -21,7 +21,7 @@ class Saved:
     k: Tensor  # the layer's KV cache
     v: Tensor
     a: Tensor  # attention's output
-    lse: Tensor  # [rows, NH]
+    lse: Tensor  # [rows, 2 NH]
     rstd_a: Tensor | None
     x1: Tensor
     rstd_post: Tensor
@@ -44,7 +44,7 @@ class Saved:
             k=k,
             v=v,
             a=c.keep(w.q, "attention"),
-            lse=c.keep(heads, "lse"),
+            lse=c.keep(2 * heads, "lse"),
             rstd_a=stat("rstd_a") if sub else None,
             x1=c.keep(w.hidden, "x1"),
             rstd_post=stat("rstd_post"),

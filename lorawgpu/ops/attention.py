@@ -6,6 +6,8 @@ Equations: reference/attention.py. Kernels: shaders/attention_flash_*.wgsl.j2 an
 """
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import UserError
 from ..gpu import padded
 from . import attention_chain, attention_flash
@@ -52,7 +54,7 @@ def _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, per_row, per_s
                          f"head_dim {head_dim} even and at most {MAX_HEAD_DIM}")
     sizes = Sizes(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim)
     wanted = [(t, (sizes.rows,)) for t in per_row] + [(t, (sizes.slots,)) for t in per_slot]
-    shapes = {"row": (sizes.rows, sizes.row_ld), "slot": (sizes.slots, sizes.slot_ld), "lse": (sizes.rows, heads)}
+    shapes = {"row": (sizes.rows, sizes.row_ld), "slot": (sizes.slots, sizes.slot_ld), "lse": (sizes.rows, 2 * heads)}
     wanted += [(t, shapes[kind]) for kind, some in tensors.items() for t in some]
     for tensor, shape in wanted:
         if tuple(tensor.shape) != shape:
@@ -60,13 +62,19 @@ def _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, per_row, per_s
     return sizes
 
 
+def log_sum_exp(lse):
+    """What a host array [M, 2 NH] of pairs stands for -> [M, NH], natural log."""
+    return (lse[:, 0::2].astype(np.float64) - np.log2(lse[:, 1::2].astype(np.float64))) * np.log(2)
+
+
 def attention_forward(plan, out, lse, q, kcache, vcache, slot, kv_start, *, heads, kv_heads, head_dim, scale,
                       workspace, impl="flash", softcap=0.0):
     """Record out, lse = attention(q, kcache, vcache).
 
     q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start u32 [M], kv_start <= slot < S;
-    lse f32 [M, NH], natural log. `workspace` lends scratch: take(shape, dtype, label) -> Tensor, give(tensor).
-    Cache slots between the first and the last that some row of a tile sees must be finite (see the shader's header).
+    lse f32 [M, 2 NH]: of each head the largest score / ln 2, and 1 / sum exp(score - largest). `workspace`
+    lends scratch: take(shape, dtype, label) -> Tensor, give(tensor). Cache slots between the first and the last that
+    rows of one sequence see must be finite (see the shader's header). A row's bits depend on its sequence alone.
     ValueError for a shape that does not fit, UserError for a softcap.
     """
     sizes = _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, [slot, kv_start], [],

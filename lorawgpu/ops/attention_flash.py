@@ -3,6 +3,7 @@
 Equations and what is guaranteed: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
 `sizes` is an ops.attention.Sizes; shapes are checked there. The backward is two passes, dq, then dk and dv.
 """
+import math
 from typing import NamedTuple
 
 from .checks import fold, fold_elements
@@ -55,7 +56,7 @@ def _record(plan, kernel, sizes, scale, products, splits=1, **tensors):
     tile, group = tile_for(kernel, sizes.head_dim), sizes.group // splits
     rows = sizes.slots if kernel == "dkv" else sizes.rows * group
     params = {"rows": sizes.rows, "slots": sizes.slots, "row_ld": sizes.row_ld, "slot_ld": sizes.slot_ld,
-              "heads": sizes.heads, "splits": splits, "scale": scale}
+              "heads": sizes.heads, "splits": splits, "scale": scale, "scale2": scale / math.log(2)}
     template = {"head_dim": sizes.head_dim, "group": group, "software": plan.device.is_cpu, **tile._asdict()}
     plan.record(f"attention_flash_{kernel}", "main", (sizes.kv_heads * splits, -(-rows // tile.rows)), params=params,
                 template=template, flops=sizes.flops(products), **tensors)
@@ -66,11 +67,11 @@ def _sum_parts(plan, total, parts, splits):
                 params={"count4": total.size // 4, "parts": splits})
 
 
-def _stats(plan, stats, dout, out, lse, slot, kv_start, sizes):
+def _stats(plan, stats, dout, out, lse, kv_start, sizes):
     unit, element = (4, "vec4<f32>") if sizes.head_dim % 4 == 0 else (1, "f32")
     params = {"rows": sizes.rows, "heads": sizes.heads, "head": sizes.head_dim // unit, "ld": sizes.row_ld // unit}
     plan.record("attention_stats", "forward", fold(-(-sizes.rows * sizes.heads // 16)), params=params,
-                template={"element": element}, stats=stats, dout=dout, out=out, lse=lse, slot=slot, kv_start=kv_start)
+                template={"element": element}, stats=stats, dout=dout, out=out, lse=lse, kv_start=kv_start)
 
 
 def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
@@ -80,7 +81,7 @@ def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, wor
 
 def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):
     stats = workspace.take((sizes.rows, sizes.heads, 4), "u32", "attention stats")
-    _stats(plan, stats, dout, out, lse, slot, kv_start, sizes)
+    _stats(plan, stats, dout, out, lse, kv_start, sizes)
     inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
     _record(plan, "dq", sizes, scale, 3, dq=dq, **inputs)
     splits = splits_for(sizes)

@@ -1,7 +1,7 @@
 // uses: common/exp.wgsl
 // Attention as a chain of products, the check for flash attention. Equations: reference/attention.py.
 //   scores            weights[h,t,j] = scale * sum_d x[t,h,d] cache[j,h/G,d]       (q.k, and dout.v for dattn)
-//   softmax           weights -> attn, in place; lse[t,h] = log(sum_j exp(weights))
+//   softmax           weights -> attn, in place; lse[t,h] = (max_j weights / ln 2, 1 / sum_j exp(weights - max))
 //   apply             row_out[t,h,d] = scale * sum_j attn[h,t,j] cache[j,h/G,d]    (out, and dq from dscores)
 //   softmax_backward  weights = attn (weights - sum_j attn weights), in place      (dattn -> dscores)
 //   apply_transposed  slot_out[j,d] = scale * sum over G heads and t of attn[h,t,j] x[t,h,d]   (dv; dk from dscores)
@@ -28,7 +28,7 @@ struct Params { rows: u32, slots: u32, span: u32, heads: u32, group: u32, head_d
 @group(0) @binding(7) var<storage, read_write> weights: array<f32>;
 @group(0) @binding(8) var<storage, read_write> row_out: array<f32>;
 @group(0) @binding(9) var<storage, read_write> slot_out: array<f32>;
-@group(0) @binding(10) var<storage, read_write> lse: array<f32>;
+@group(0) @binding(10) var<storage, read_write> lse: array<vec2<f32>>;
 
 // One element of padding a row: columns fall into different banks.
 var<workgroup> left: array<array<f32, 17>, TILE>;
@@ -95,7 +95,7 @@ fn softmax(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_inde
         if (j >= lo && j <= hi) { p = exact_exp(weights[base + j] - top) / sum; }
         weights[base + j] = p;
     }
-    if (lane == 0u) { lse[t * params.heads + wid.y] = top + log(sum); }
+    if (lane == 0u) { lse[t * params.heads + wid.y] = vec2(top * 1.4426950408889634, 1.0 / sum); }
 }
 
 @compute @workgroup_size(16, 16)
