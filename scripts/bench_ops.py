@@ -42,7 +42,53 @@ ROW_KERNELS = {  # functions of `doctoring` and their sizes for M tokens, hidden
     ],
 }
 CHECKED = 2e-5  # sums of thousands of terms, and roundings of exp; a lost term is off by 1e-2
-COPIED = 1 << 28  # bytes read and written to measure the rate of a copy
+COPY = """
+@group(0) @binding(0) var<storage, read> source: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> copied: array<vec4<f32>>;
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    for (var i = 0u; i < 16u; i += 1u) {
+        let at = (group.x * 16u + i) * 256u + lane;
+        copied[at] = source[at];
+    }
+}
+"""
+SHAPES = {  # name: (out, in) of the fused projections
+    "bitnet-2b": {"qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912)},
+    "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
+}
+FMA = "".join(f"{v} = fma({v}, x, y); " for v in "abcdefgh") * 4
+DOT = "".join(f"{v} += dot4I8Packed(u32({w}), y); " for v, w in zip("abcdefgh", "bcdefgha", strict=True)) * 4
+PEAK = f"""
+@group(0) @binding(0) var<storage, read_write> out: array<vec4<f32>>;
+@compute @workgroup_size(256)
+fn fma_loop(@builtin(global_invocation_id) id: vec3<u32>) {{
+    var a = vec4(f32(id.x)); var b = a + 1.0; var c = a + 2.0; var d = a + 3.0;
+    var e = a + 4.0; var f = a + 5.0; var g = a + 6.0; var h = a + 7.0;
+    let x = vec4(0.999); let y = vec4(0.5);
+    for (var i = 0u; i < 256u; i += 1u) {{ {FMA} }}
+    out[id.x] = a + b + c + d + e + f + g + h;
+}}
+@compute @workgroup_size(256)
+fn dot_loop(@builtin(global_invocation_id) id: vec3<u32>) {{
+    var a = i32(id.x); var b = a + 1; var c = a + 2; var d = a + 3;
+    var e = a + 4; var f = a + 5; var g = a + 6; var h = a + 7;
+    let y = id.x * 0x01010101u;
+    for (var i = 0u; i < 256u; i += 1u) {{ {DOT} }}
+    out[id.x] = vec4(f32(a + b), f32(c + d), f32(e + f), f32(g + h));
+}}
+"""
+COPY = """
+@group(0) @binding(0) var<storage, read> source: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> copied: array<vec4<f32>>;
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    for (var i = 0u; i < 16u; i += 1u) {
+        let at = (group.x * 16u + i) * 256u + lane;
+        copied[at] = source[at];
+    }
+}
+"""
 SHAPES = {  # name: (out, in) of the fused projections
     "bitnet-2b": {"qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912)},
     "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
@@ -95,26 +141,10 @@ def seconds(device, run, budget=0.25):
 
 def peaks(device):
     """Rates of the arithmetic loops, operations a second."""
-    module = device.wgpu.create_shader_module(code=PEAK)
     groups, rates = (4096 if not device.is_cpu else 16), {}
     out = device.tensor((groups * 256, 4))
-    for entry, operations in (("fma_loop", 1024 * 8 * 4 * 2), ("dot_loop", 1024 * 8 * 8)):
-        pipeline = device.wgpu.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": entry})
-        group = device.wgpu.create_bind_group(
-            layout=pipeline.get_bind_group_layout(0),
-            entries=[{"binding": 0, "resource": {"buffer": out.buffer, "offset": 0, "size": out.nbytes}}],
-        )
-
-        def run(pipeline=pipeline, group=group):
-            encoder = device.wgpu.create_command_encoder()
-            compute = encoder.begin_compute_pass()
-            compute.set_pipeline(pipeline)
-            compute.set_bind_group(0, group)
-            compute.dispatch_workgroups(groups)
-            compute.end()
-            device.queue.submit([encoder.finish()])
-
-        rates[entry] = groups * 256 * operations / seconds(device, run)
+    for entry, operations in (("fma_loop", 256 * 32 * 4 * 2), ("dot_loop", 256 * 32 * 8)):
+        rates[entry] = groups * 256 * operations / seconds(device, runner(device, PEAK, entry, groups, out))
     return rates
 
 
@@ -183,16 +213,32 @@ def case(device, kernels, kind, m, out, inner, rng, tile=None):
     return elapsed, error
 
 
-def copy_rate(device) -> float:
-    """Bytes a second of a copy, read and written."""
-    source, target = (device.tensor((COPIED // 4,), label=name) for name in ("source", "target"))
+def runner(device, code, entry, groups, *tensors):
+    """A function that dispatches `groups` workgroups of an entry point with `tensors` at bindings 0, 1, .."""
+    module = device.wgpu.create_shader_module(code=code)
+    pipeline = device.wgpu.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": entry})
+    entries = [
+        {"binding": i, "resource": {"buffer": t.buffer, "offset": 0, "size": t.nbytes}} for i, t in enumerate(tensors)
+    ]
+    group = device.wgpu.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
 
     def run():
         encoder = device.wgpu.create_command_encoder()
-        encoder.copy_buffer_to_buffer(source.buffer, 0, target.buffer, 0, COPIED)
+        compute = encoder.begin_compute_pass()
+        compute.set_pipeline(pipeline)
+        compute.set_bind_group(0, group)
+        compute.dispatch_workgroups(groups)
+        compute.end()
         device.queue.submit([encoder.finish()])
 
-    return 2 * COPIED / seconds(device, run)
+    return run
+
+
+def copy_rate(device) -> float:
+    """Bytes a second of a copy, read and written."""
+    size = 1 << (24 if device.is_cpu else 28)  # larger than any cache
+    source, target = (device.tensor((size // 4,), label=name) for name in ("source", "target"))
+    return 2 * size / seconds(device, runner(device, COPY, "main", size // 16 // 4096, source, target))
 
 
 def bench_rows(device, kernels, shape, tokens):
