@@ -17,7 +17,8 @@ from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.chat import ChatTemplate, TemplateFailed, resolve_template
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.files import BadLine
-from lorawgpu.data.mask import bodies, overlapping
+from lorawgpu.data.mask import bodies
+from lorawgpu.data.spans import overlapping
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError

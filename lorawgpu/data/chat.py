@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 import jinja2.ext
 
+from lorawgpu.data.blind import is_blind
 from lorawgpu.data.sandbox import Budget, Sandbox
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.errors import UserError
@@ -70,6 +71,11 @@ class ChatTemplate:
 
         asked = {"role": "user", "content": PROBE}
         return not shown(asked) and shown(_in_parts(asked))
+
+    @cached_property
+    def blind(self) -> bool:
+        """Whether what it puts around the contents depends on the roles alone (lorawgpu.data.blind)."""
+        return is_blind(self._template.environment.parse(self.source))
 
     def _render(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool) -> str:
         try:

@@ -10,7 +10,8 @@ from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.chat import ChatTemplate, TemplateFailed
 from lorawgpu.data.files import Raw, bad_line, parse
 from lorawgpu.data.formats import Chat, Example, Place, Text, Tokens, to_example
-from lorawgpu.data.mask import EndMarks, blanks_before, bodies, overlapping, special_at, tokens_of
+from lorawgpu.data.mask import EndMarks, Frame, bodies
+from lorawgpu.data.spans import blanks_before, overlapping, special_at, tokens_of
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
 
@@ -63,7 +64,7 @@ class Encoder:
         self.vocab_size, self.first = vocab_size, first
         self.special_ids = frozenset() if tokenizer is None else tokenizer.special_ids
         self.marks = None if template is None else EndMarks(template)
-        self.known: dict[tuple, list[str] | None] = {}  # what the template puts around contents, see `bodies`
+        self.frames: dict[tuple, Frame | None] = {}  # see `bodies`
 
     def __call__(self, file: str, line: int, raw: Raw) -> Encoded:
         """Encode a raw record. BadLine naming file and line when it is malformed or trains nothing."""
@@ -125,7 +126,7 @@ class Encoder:
             by_role = [i >= chat.prompt and m["role"] in roles for i, m in enumerate(chat.messages)]
             wanted = [i for i, flag in enumerate(chat.train) if (by_role[i] if flag is None else flag)]
         try:
-            text, found = bodies(self.template, chat.messages, chat.tools, wanted, self.known)
+            text, found = bodies(self.template, chat.messages, chat.tools, wanted, self.frames)
             encoding = self._encode(text, place)
             ids = encoding.ids
             special = partial(special_at, encoding, ids, self.special_ids)

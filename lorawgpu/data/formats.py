@@ -207,6 +207,10 @@ ALIASES = {
 def _messages(value: object, place: Place, key: str, tools: list[dict] | None) -> Chat:
     messages, train = [], []
     for number, message in enumerate(_list(value, place, key), 1):
+        if _is_plain(message):
+            messages.append(message)
+            train.append(None)
+            continue
         where = f"{key}[{number}]"
         if not isinstance(message, dict):
             raise bad_line(*place, f"{where} must be an object with `role` and `content`", message)
@@ -221,6 +225,16 @@ def _messages(value: object, place: Place, key: str, tools: list[dict] | None) -
     if not messages:
         raise bad_line(*place, f"`{key}` is empty")
     return Chat(messages, train, tools)
+
+
+def _is_plain(message: object) -> bool:
+    """A role and a text and nothing else: there is nothing to look into, and most messages are so."""
+    return (
+        isinstance(message, dict)
+        and len(message) == 2
+        and message.get("role") in ROLES
+        and isinstance(message.get("content"), str)
+    )
 
 
 def _flag(message: dict, place: Place, where: str) -> bool | None:

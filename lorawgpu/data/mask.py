@@ -17,14 +17,31 @@ generation prompt leaves it out for the first kind, so the model must write it f
 
 import json
 from collections.abc import Callable
-
-import numpy as np
-from tokenizers import Encoding
+from dataclasses import dataclass
 
 from lorawgpu.data.chat import REASONING, ChatTemplate, TemplateFailed
+from lorawgpu.data.spans import Span
 
-Span = tuple[int, int]  # characters start..end of a render, end exclusive
 KNOWN = 1000  # rows of roles whose render is remembered
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a template puts around the contents of a row of roles: `parts`, one more than there are contents; and which
+    contents it strips."""
+
+    parts: list[str]
+    strips: list[bool]
+
+    def fill(self, contents: list[str]) -> tuple[str, list[Span]]:
+        """The text with `contents`, and where each is in it."""
+        pieces, spans, at = [self.parts[0]], [], len(self.parts[0])
+        for content, strip, part in zip(contents, self.strips, self.parts[1:], strict=True):
+            content = content.strip() if strip else content
+            spans.append((at, at + len(content)))
+            pieces += content, part
+            at += len(content) + len(part)
+        return "".join(pieces), spans
 
 
 def bodies(
@@ -32,19 +49,20 @@ def bodies(
     messages: list[dict],
     tools: list[dict] | None,
     wanted: list[int],
-    known: dict[tuple, list[str] | None] | None = None,
+    frames: dict[tuple, Frame | None] | None = None,
 ) -> tuple[str, list[Span]]:
     """The render of a conversation, and where in it the bodies of the `wanted` messages (indices) are.
 
-    `known`: what this template was seen to put around the contents of a row of roles, kept from call to call so that
-    most conversations are rendered once.
+    `frames` of this template, by roles, are kept from call to call: few conversations have to be rendered at all for a
+    template that looks at no content, and once for others.
 
     TemplateFailed when the template does not show a wanted message, or shows it in a way that cannot be separated
     from what is not the message's own.
     """
-    text = template.render(messages, tools)
-    found = _as_before(template, messages, tools, text, {} if known is None else known)
-    if found is not None:
+    frame = _frame(template, messages, tools, {} if frames is None else frames)
+    filled, found = (None, None) if frame is None else frame.fill([m["content"] for m in messages])
+    text = filled if frame and template.blind else template.render(messages, tools)
+    if text == filled:
         return text, [found[i] for i in wanted]
     found = _all_at_once(template, messages, tools, wanted, text)
     if found is None:
@@ -52,22 +70,32 @@ def bodies(
     return text, found
 
 
-def _as_before(
-    template: ChatTemplate, messages: list, tools: list | None, text: str, known: dict[tuple, list[str] | None]
-) -> list[Span] | None:
-    """The bodies of all messages, where the render is their contents between what the template put around others of
-    the same roles: no more has to be rendered to know where they are."""
+def _frame(
+    template: ChatTemplate, messages: list, tools: list | None, frames: dict[tuple, Frame | None]
+) -> Frame | None:
+    """What the template puts around contents of these roles; None where there is more to a message, or to it."""
     if tools or not all(len(m) == 2 and isinstance(m.get("content"), str) for m in messages):
         return None
-    roles = tuple(m["role"] for m in messages)
-    if roles not in known:
-        if len(known) == KNOWN:
-            known.clear()
-        marks = _marks([], len(roles))
-        twin = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-        marked = _try(template, twin, tools)
-        known[roles] = None if marked is None else _split(marked, marks)
-    return _shown(known[roles], [m["content"] for m in messages], text)
+    roles = tuple([m["role"] for m in messages])
+    if roles not in frames:
+        if len(frames) == KNOWN:
+            frames.clear()
+        frames[roles] = _framed(template, roles)
+    return frames[roles]
+
+
+def _framed(template: ChatTemplate, roles: tuple[str, ...]) -> Frame | None:
+    """Seen in two renders of marks, one with blanks around each."""
+    marks = _marks([template.source], len(roles))
+    turns = list(zip(roles, marks, strict=True))
+    bare = _try(template, [{"role": role, "content": mark} for role, mark in turns], None)
+    wide = _try(template, [{"role": role, "content": f" {mark} "} for role, mark in turns], None)
+    parts = None if bare is None else _split(bare, marks)
+    if parts is None or wide is None:
+        return None
+    strips = [f" {mark} " not in wide for mark in marks]
+    frame = Frame(parts, strips)
+    return frame if frame.fill([f" {mark} " for mark in marks])[0] == wide else None
 
 
 def _all_at_once(
@@ -84,11 +112,7 @@ def _all_at_once(
     for index, mark in zip(wanted, marks, strict=True):
         twin[index] = {**messages[index], "content": mark}
     marked = _try(template, twin, tools)  # None: it looks into the content
-    return _shown(None if marked is None else _split(marked, marks), contents, text)
-
-
-def _shown(parts: list[str] | None, contents: list[str], text: str) -> list[Span] | None:
-    """Where the contents are in `text`, as they are or stripped, if it has `parts` around them and nothing else."""
+    parts = None if marked is None else _split(marked, marks)
     if parts is None:
         return None
     for shown in (str, str.strip, str.lstrip, str.rstrip):
@@ -216,57 +240,6 @@ class EndMarks:
                 alone = stopped.rpartition(text[start:end])[2] if start < end else ""
             rest = rest[: _common(rest, alone)]
         return rest
-
-
-def tokens_of(encoding: Encoding, span: Span) -> Span:
-    """The first and, exclusive, the last token that hold a character of `span`. Asks for a few tokens alone: taking the
-    offsets of all out of the library costs as much as a third of tokenising."""
-    start, end = span
-    inside = (encoding.char_to_token(c) for c in range(start, end))
-    first = next((token for token in inside if token is not None), None)
-    if first is None:  # empty, or nothing that the tokenizer keeps
-        return 0, 0
-    backwards = (encoding.char_to_token(c) for c in range(end - 1, start - 1, -1))
-    last = next(token for token in backwards if token is not None) + 1
-    while last < len(encoding) and _covers(encoding, last, end - 1):  # the other bytes of one character
-        last += 1
-    return first, last
-
-
-def blanks_before(text: str, encoding: Encoding, start: int) -> Span:
-    """The tokens that are nothing but blanks right before `start` (the first character of a body), as a range."""
-    blank = start
-    while text[blank - 1 : blank] == " ":
-        blank -= 1
-    first, last = tokens_of(encoding, (blank, start))
-    while first < last and encoding.token_to_chars(last - 1)[1] > start:
-        last -= 1
-    while first < last and encoding.token_to_chars(first)[0] < blank:
-        first += 1
-    return first, last
-
-
-def special_at(encoding: Encoding, ids: list[int], special_ids: frozenset[int], start: int) -> int | None:
-    """Where the special token ends that starts at character `start`; None when none does."""
-    token = encoding.char_to_token(start)
-    if token is None or ids[token] not in special_ids:
-        return None
-    first, end = encoding.token_to_chars(token)
-    return end if first == start else None
-
-
-def _covers(encoding: Encoding, token: int, char: int) -> bool:
-    chars = encoding.token_to_chars(token)
-    return chars is not None and chars[0] <= char < chars[1]
-
-
-def overlapping(offsets: np.ndarray, spans: list[Span]) -> np.ndarray:
-    """For tokens at character `offsets` [tokens, 2]: whether each holds a character of one of the `spans`."""
-    starts, ends = offsets.reshape(-1, 2).T
-    out = np.zeros(len(starts), bool)
-    for first, last in (span for span in spans if span[0] < span[1]):
-        out |= (starts < last) & (ends > first)
-    return out & (starts < ends)  # a token that stands for no character (BOS) belongs to nobody
 
 
 def _marks(messages: list[dict], count: int) -> list[str]:
