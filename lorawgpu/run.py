@@ -5,7 +5,6 @@
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +20,7 @@ from .data.chat import ChatTemplate, resolve_template
 from .data.dataset import Data, DatasetSpec, Loading, load
 from .data.encode import EncodeSettings, NeedsTokenizer
 from .data.tokenizer import Tokenizer
+from .data.workers import as_many_as_fit
 from .engine import Engine, Options
 from .errors import DeviceError, UserError
 from .gpu import KernelCache, device_errors
@@ -116,7 +116,7 @@ def load_data(
         words.vocab_size,
         skip_bad_lines,
         Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
-        config.dataset_num_proc or os.cpu_count() or 1,
+        config.dataset_num_proc or as_many_as_fit(words.tokenizer.vocab_size if words.tokenizer else 0),
         purpose,
         read_only,
     )

@@ -196,6 +196,14 @@ def test_workers_make_the_same_samples_with_the_same_lines(tmp_path, monkeypatch
         tokenise(spec, loading(workers=2, sequence_len=256))
 
 
+def test_workers_are_as_many_as_fit_in_the_memory_for_them(monkeypatch):
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 64)
+    few, many = workers.as_many_as_fit(128_000), workers.as_many_as_fit(49_152)
+    assert 1 < few < many < 64 and workers.as_many_as_fit(10_000_000) == 1
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    assert workers.as_many_as_fit(128_000) == 2
+
+
 def test_preview_as_json_is_a_line_a_sample_and_one_of_counts(tmp_path):
     chats = [
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": c}]}

@@ -43,7 +43,7 @@ class Loading:
     vocab_size: int | None = None
     skip_bad_lines: bool = False
     cache_dir: Path | None = None
-    workers: int = os.cpu_count() or 1
+    workers: int = 1
     purpose: str = "train"  # what a message says that nothing is left to
     read_only: bool = False  # the cache is read, and tokens that are not there go to a temporary folder
 

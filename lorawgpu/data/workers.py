@@ -1,5 +1,6 @@
 """Data files to a store of tokens: in pieces of a few megabytes, by as many processes as there are cores."""
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +19,13 @@ from lorawgpu.data.files import BadLine, Raw, is_plain_lines, read, split_lines
 
 CHUNK = 2 << 20  # bytes of input that one worker encodes at a time
 WORTH_WORKERS = 16 << 20  # bytes of data from which starting processes pays
+MEMORY = 750 << 20  # bytes that all workers together may take where nobody says how many there shall be
+WORKER, PER_TOKEN = 45 << 20, 640  # bytes of one: Python and its libraries; and the tokenizer's, per token it knows
+
+
+def as_many_as_fit(vocabulary: int) -> int:
+    """Workers for a tokenizer: one a core, unless their memory would not be small."""
+    return max(1, min(os.cpu_count() or 1, MEMORY // (WORKER + PER_TOKEN * vocabulary)))
 
 
 @dataclass(frozen=True)
