@@ -63,7 +63,7 @@ BROKEN = {
     "weight decay twice": ("adamw", "- step.lr * params.weight_decay", "- 2.0 * step.lr * params.weight_decay"),
     "sum without a part": ("sum_parts", "var p = 1u", "var p = 2u"),
     "delta of another row": ("attention_stats", "let base = t *", "let base = (t / 2u) *"),
-    "add that replaces": ("add", "y[i] += x[i]", "y[i] = x[i]"),
+    "a gate without its up": ("gate", "m[i] = act(g) * u;", "m[i] = act(g);"),
     "softmax without its target": ("cross_entropy", "columns(c) == vec4(id)", "columns(c) == vec4(id + 1u)"),
     "no WGSL at all": ("gather", "let source = source_row(row);", "let source = ;"),
     "a buffer renamed": ("embedding", "read_write> x:", "read_write> out:"),
@@ -120,7 +120,7 @@ def test_tiny_models_are_right_here(device, kernels, family):
 @pytest.fixture
 def few(monkeypatch, device, kernels):
     """The command with few checks and the session's device."""
-    monkeypatch.setattr(doctor, "CASES", [c for c in CASES if c.kernel in ("add", "rmsnorm")])
+    monkeypatch.setattr(doctor, "CASES", [c for c in CASES if c.kernel in ("gate", "rmsnorm")])
     monkeypatch.setattr(doctor, "FAMILIES", [])
     monkeypatch.setattr(doctor, "open_device", lambda choice: device)
 
@@ -128,35 +128,35 @@ def few(monkeypatch, device, kernels):
 def test_the_table_and_the_exit_code(few, capsys):
     assert doctor.main([]) == 0
     out, err = capsys.readouterr()
-    assert err == "" and re.search(r"^5 checks, 0 failed, [\d.]+ s$", out, re.M)
+    assert err == "" and re.search(r"^6 checks, 0 failed, [\d.]+ s$", out, re.M)
     assert re.search(r"^rmsnorm +3, 123 .* ok$", out, re.M) and "adapter 0: " in out and "workgroup memory" in out
 
 
 def test_json_for_a_bug_report(few, capsys):
     assert doctor.main(["--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["ok"] and len(report["checks"]) == 5 and report["seconds"] > 0
+    assert report["ok"] and len(report["checks"]) == 6 and report["seconds"] > 0
     assert report["versions"]["wgpu"] and report["adapters"][0]["limits"]["max-buffer-size"] > 0
     assert {"kernel", "shape", "error", "tolerance", "ok", "fault"} <= report["checks"][1].keys()
 
 
 def test_a_broken_kernel_ends_in_exit_code_1(few, capsys, monkeypatch):
-    break_shader(monkeypatch, *BROKEN["add that replaces"])
+    break_shader(monkeypatch, *BROKEN["a gate without its up"])
     assert doctor.main([]) == 1
     out, err = capsys.readouterr()
-    assert "2 checks failed" in err and ": add\n" in err and "update its driver" in err and "Traceback" not in err
-    assert re.search(r"^add .* WRONG in y$", out, re.M)
+    assert "3 checks failed" in err and ": gate\n" in err and "update its driver" in err and "Traceback" not in err
+    assert re.search(r"^gate .* WRONG in m$", out, re.M)
 
 
 def test_a_broken_kernel_in_json(few, capsys, monkeypatch):
-    break_shader(monkeypatch, *BROKEN["add that replaces"])
+    break_shader(monkeypatch, *BROKEN["a gate without its up"])
     assert doctor.main(["--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert not report["ok"] and [c["kernel"] for c in report["checks"] if not c["ok"]] == ["add", "add"]
+    assert not report["ok"] and [c["kernel"] for c in report["checks"] if not c["ok"]] == 3 * ["gate"]
 
 
 def test_a_lost_device_ends_the_checks(few, capsys, monkeypatch):
-    lost = Outcome("add", "3, 123", None, 0.0, fault="the device was lost: Parent device is lost")
+    lost = Outcome("gate", "silu, 3, 123", None, 0.0, fault="the device was lost: Parent device is lost")
     monkeypatch.setattr(doctor, "run_case", lambda *_: lost)
     assert doctor.main([]) == 1
     out, err = capsys.readouterr()

@@ -12,7 +12,6 @@ ROUNDED = 2e-6  # a few roundings of float32, and sums of some hundred terms
 SUMMED = 1e-5  # sums of thousands of terms, exp and its argument's rounding
 
 TABLE = (
-    ("add", rows.add, ROUNDED, [(3, 123), (2, 2560)]),
     ("clear", rows.clear, EXACT, [(1000,)]),
     ("rmsnorm", rows.rmsnorm, ROUNDED, [(3, 123), (2, 2560)]),
     ("quantize", rows.quantize, EXACT, [(3, 123), (2, 6912)]),

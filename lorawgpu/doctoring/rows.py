@@ -3,7 +3,6 @@
 import numpy as np
 
 from ..model.tensors import Dense
-from ..ops.add import add_forward
 from ..ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum, loss_value
 from ..ops.dropout import MODULES, dropout_add, dropout_forward
 from ..ops.embedding import embedding_forward
@@ -28,13 +27,6 @@ def stored(values, dtype):
     """float32 `values` as a file holds them in bf16, f16 or f32."""
     halves = {"bf16": lambda v: (v.view(np.uint32) >> 16).astype(np.uint16), "f16": lambda v: v.astype(np.float16)}
     return Dense(halves.get(dtype, lambda v: v)(values), dtype)
-
-
-def add(lab, rows, width):
-    x, y = normal(rows, width), normal(rows, width, seed=1)
-    out = lab.rows(rows, width, pad(y))
-    add_forward(lab.plan, out.tensor, lab.padded(x), rows=rows, width=width)
-    return lambda: {"y": (out.value, x + y)}
 
 
 def clear(lab, count):
