@@ -7,104 +7,35 @@ Paths: a relative path to something read (`base_model`, `adapter`, `datasets`, `
 `dataset_prepared_path`, which are written, are taken from the current directory. All are absolute in the resolved
 config, so that it works from anywhere.
 """
+
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from lorawgpu.config_source import Location, Problem, apply_override, dotted, explain, find_path, message, read_yaml
-from lorawgpu.data.batching import HEAVIEST, LIGHTEST
-from lorawgpu.data.formats import ALIASES, FORMATS, ROLES, check_type
+from lorawgpu.config_types import (
+    MANY,
+    Count,
+    DataSet,
+    DataSets,
+    Fraction,
+    HeldOut,
+    Names,
+    NotNegative,
+    Number,
+    Positive,
+    Section,
+    Targets,
+    as_list,
+)
+from lorawgpu.data.formats import ROLES
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.errors import UserError
-from lorawgpu.model.peft_config import LARGEST, LINEAR_MODULES
-
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-
-def _number_from_text(value):
-    """`1e-4` is a string to YAML 1.1, which wants `1.0e-4`; people write the former."""
-    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-
-
-def _as_list(value):
-    return [value] if isinstance(value, str) else value
-
-
-def _data_set(value):
-    if not isinstance(value, dict | BaseModel):
-        raise ValueError(f"wanted `- path: {value if isinstance(value, str) else 'FILE'}`")
-    return value
-
-
-def _data_sets(value):
-    if not isinstance(value, list):
-        raise ValueError(f"wanted a list, such as `- path: {value if isinstance(value, str) else 'FILE'}`")
-    return value
-
-
-def _targets(value):
-    if value == "all-linear":
-        return value
-    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
-        raise ValueError("wanted a list of module names, or all-linear")
-    for name in value:
-        if name.split(".")[-1] not in LINEAR_MODULES:
-            raise ValueError(f"no module is called {name!r}; wanted some of {', '.join(LINEAR_MODULES)}")
-    return value
-
-
-def _val_set_size(value):
-    if value >= 1 and value != int(value):
-        raise ValueError("wanted a whole number of samples, or a fraction below 1")
-    return int(value) if value == int(value) else value
-
-
-def _fits_float32(value):
-    if value > 1e30:
-        raise ValueError("input should be at most 1e30, which float32 holds")
-    return value
-
-
-Number = Annotated[
-    float, BeforeValidator(_number_from_text), Field(allow_inf_nan=False), AfterValidator(_fits_float32)
-]
-Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
-Fraction = Annotated[Number, Field(ge=0, lt=1)]
-MANY = 2**31 - 1  # beyond every count that makes sense; larger ones overflow what is computed from them
-Count = Annotated[int, Field(ge=1, le=MANY)]
-Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
-Names = Annotated[list[str], BeforeValidator(_as_list)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-class DataSet(Section):
-    path: str = Field(min_length=1)
-    """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
-    type: Format | None = None
-    """The format; recognised by the keys of the records when left out."""
-    weight: Annotated[Number, Field(ge=LIGHTEST, le=HEAVIEST)] = 1.0
-    """How often an epoch sees each of its samples."""
-
-
-DataSets = Annotated[list[Annotated[DataSet, BeforeValidator(_data_set)]], BeforeValidator(_data_sets)]
+from lorawgpu.model.peft_config import LARGEST
 
 
 class TrainConfig(Section):
@@ -121,7 +52,7 @@ class TrainConfig(Section):
     """The adapter's output is scaled by alpha / r."""
     lora_dropout: Fraction = 0.0
     """Probability of dropping an input element of the adapter path."""
-    lora_target_modules: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_targets)] = "all-linear"
+    lora_target_modules: Targets = "all-linear"
     """Module names, or `all-linear` for q, k, v, o, gate, up and down."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(r) instead."""
@@ -131,7 +62,7 @@ class TrainConfig(Section):
     """What to train on."""
     test_datasets: DataSets = []
     """What to evaluate on, as separate files."""
-    val_set_size: Annotated[NotNegative, AfterValidator(_val_set_size)] = 0
+    val_set_size: HeldOut = 0
     """Or: hold back this many samples (a count), or this fraction, of `datasets`."""
     dataset_prepared_path: str | None = None
     """Folder of the cache of tokenised data; left out: in the user's cache directory."""
@@ -143,7 +74,7 @@ class TrainConfig(Section):
     """A Jinja file, or the template itself, instead of the model's own."""
     train_on_inputs: bool = False
     """Put a loss on every token, the prompts' too."""
-    roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(_as_list)] = Field(["assistant"], min_length=1)
+    roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(as_list)] = Field(["assistant"], min_length=1)
     """Turns of these roles carry the loss."""
     sequence_len: int = Field(512, ge=2, le=MANY)
     """Longest sample, in tokens."""
@@ -207,7 +138,7 @@ class TrainConfig(Section):
     """Stop after this many steps in a row with a non-finite loss, hidden state or gradient."""
     sample_prompts: Names = []
     """Answered at each evaluation, for the log and the report."""
-    report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(_as_list)] = []
+    report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(as_list)] = []
     """Also send the metrics there."""
 
     @model_validator(mode="after")
@@ -234,7 +165,7 @@ class TrainConfig(Section):
             (self.early_stopping_patience and not (self.eval_steps and held_out),
              {"early_stopping_patience", "eval_steps", "val_set_size", "test_datasets"},
              "early_stopping_patience needs eval_steps, and val_set_size or test_datasets"),
-        ]
+        ]  # fmt: skip
         return [(keys, text) for broken, keys, text in rules if broken]
 
     def dump_yaml(self) -> str:
@@ -254,7 +185,7 @@ ADAPTER_KEYS = {"lora_r", "lora_alpha", "lora_target_modules", "use_rslora"}
 RESUME_KEYS = ADAPTER_KEYS | {
     "lora_dropout", "val_set_size", "chat_template", "train_on_inputs", "roles_to_train", "sequence_len",
     "excess_length_strategy", "sample_packing", "micro_batch_size", "gradient_accumulation_steps", "seed",
-}
+}  # fmt: skip
 
 
 EXPLAINED = 100  # problems put into our own words: looking for the nearest key takes milliseconds

@@ -2,6 +2,7 @@
 
 Nothing here knows a key of the schema (lorawgpu/config.py).
 """
+
 import glob
 import math
 import os

@@ -6,7 +6,8 @@ import sys
 from argparse import Namespace
 
 from .cli import add_device_option, add_model_options, main_of, parser_of
-from .config import MANY, TrainConfig
+from .config import TrainConfig
+from .config_types import MANY
 from .data.batching import token_capacity
 from .data.dataset import Joined
 from .data.preview import summary

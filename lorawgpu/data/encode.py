@@ -15,8 +15,6 @@ from lorawgpu.data.spans import blanks_before, overlapping, special_at, tokens_o
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
 
-STRATEGIES = ("truncate", "drop", "raise")
-
 
 class NeedsTokenizer(UserError):
     """The data are text and there is no tokenizer; the caller knows why."""
@@ -27,7 +25,7 @@ class EncodeSettings:
     """What decides ids and labels besides data, tokenizer and template; the names are those of the config."""
 
     sequence_len: int
-    excess_length_strategy: str  # of STRATEGIES
+    excess_length_strategy: str  # truncate, drop or raise
     train_on_inputs: bool
     roles_to_train: tuple[str, ...]
 

@@ -16,7 +16,7 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.model.files import brief, file_size, map_bytes
 
-STRING, ARRAY, BOOL = 8, 9, 7
+STRING, ARRAY = 8, 9
 SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8",
            12: "<f8"}  # fmt: skip
 MAX_DIMS = 4

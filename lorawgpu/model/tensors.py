@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 CHUNK_ELEMENTS = 1 << 22  # float32 work space of the quantiser and the checks: 16 MiB
-NUMPY_DTYPE = {"bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
 
 @dataclass(frozen=True)
