@@ -1,4 +1,5 @@
 """Files that are whole or absent, whatever happens while they are written."""
+
 import os
 from pathlib import Path
 

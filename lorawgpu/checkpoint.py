@@ -4,6 +4,7 @@ A checkpoint is a PEFT adapter, `optimizer.safetensors` (AdamW's moments as "m.<
 tensor>") and `trainer_state.json` (what the trainer says, with size and SHA-256 of the other files). It is written into
 a hidden folder, forced to disk and renamed, so a crash at any moment leaves the previous checkpoints as they were.
 """
+
 import hashlib
 import json
 import logging
@@ -59,8 +60,11 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
     beside = run / f".{final.name}.partial"
     try:
         write_adapter(beside, snapshot.lora, snapshot.adapter, base_model_name)
-        moments = {f"{part}.{name}": np.ascontiguousarray(tensor, np.float32)
-                   for part, tensors in (("m", snapshot.m), ("v", snapshot.v)) for name, tensor in tensors.items()}
+        moments = {
+            f"{part}.{name}": np.ascontiguousarray(tensor, np.float32)
+            for part, tensors in (("m", snapshot.m), ("v", snapshot.v))
+            for name, tensor in tensors.items()
+        }
         write_synced(beside / OPTIMIZER_FILE, safetensors.numpy.save(moments))
         state = snapshot.state | {"files": {name: _seal(beside / name) for name in _SEALED}}
         write_synced(beside / STATE_FILE, json.dumps(state, indent=1, allow_nan=False).encode())
@@ -164,7 +168,8 @@ def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
     names = sorted(saved.keys() | current.keys())
     return [
         f"{name}: the checkpoint has {saved.get(name)!r}, this run {current.get(name)!r}"
-        for name in names if saved.get(name) != current.get(name)
+        for name in names
+        if saved.get(name) != current.get(name)
     ]
 
 
@@ -172,6 +177,7 @@ def require_same(saved: dict[str, Any], current: dict[str, Any], path: Path) -> 
     """UserError naming every difference between a checkpoint's identity and this run's: it could not go on exactly."""
     if different := differences(saved, current):
         raise UserError(
-            f"{path}: made by another run, so it cannot be resumed here\n  " + "\n  ".join(different)
+            f"{path}: made by another run, so it cannot be resumed here\n  "
+            + "\n  ".join(different)
             + "\nSet these back, or choose another output_dir to start afresh."
         )

@@ -1,4 +1,5 @@
 """`lorawgpu <command>`, the exit codes of all commands, and the options that several share."""
+
 import argparse
 import codecs
 import importlib

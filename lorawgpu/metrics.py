@@ -1,4 +1,5 @@
 """What a run reports: one JSON line a record in `metrics.jsonl`, one progress line on the terminal, a summary."""
+
 import json
 import math
 import sys

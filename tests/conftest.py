@@ -1,4 +1,5 @@
 """Shared by all tests: the adapter under test. A missing adapter fails the tests that need it, it skips none."""
+
 import os
 import tempfile
 

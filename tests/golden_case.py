@@ -1,4 +1,5 @@
 """Read a golden case, and put its model before the float64 reference."""
+
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,10 @@ def read_case(name):
     settings = json.loads((folder / "case.json").read_text())
     arrays = np.load(folder / "batch.npz")
     mask = arrays["attention_mask"].astype(bool)
-    samples = [Sample(ids[keep], labels[keep])
-               for ids, labels, keep in zip(arrays["input_ids"], arrays["labels"], mask, strict=True)]
+    samples = [
+        Sample(ids[keep], labels[keep])
+        for ids, labels, keep in zip(arrays["input_ids"], arrays["labels"], mask, strict=True)
+    ]
     adapter = load_file(folder / "adapter_init" / "adapter_model.safetensors")
     model = reference_model(open_checkpoint(folder), adapter, settings["lora"]["alpha"] / settings["lora"]["r"])
     return GoldenCase(settings, dict(np.load(folder / "expected.npz")), flatten(samples, mask.sum()), mask, model)

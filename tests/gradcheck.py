@@ -1,4 +1,5 @@
 """Check a forward and all its gradients by central differences of fourth order, in float64."""
+
 import numpy as np
 
 # Fourth-order differences err by step^4 times the fifth derivative and by rounding, 1e-16 / step = 1e-11. (A whole
@@ -32,8 +33,10 @@ def gradient_errors(forward, backward, inputs):
     """
     dy = np.random.default_rng(1).standard_normal(np.shape(forward(**inputs)))
     grads = backward(dy, **inputs)
-    return {name: relative_error(grad, numeric_gradient(lambda: (dy * forward(**inputs)).sum(), inputs[name]))
-            for name, grad in grads.items()}
+    return {
+        name: relative_error(grad, numeric_gradient(lambda: (dy * forward(**inputs)).sum(), inputs[name]))
+        for name, grad in grads.items()
+    }
 
 
 def check_gradients(forward, backward, inputs, tolerance=TOLERANCE):
@@ -47,7 +50,9 @@ def wrong_backwards(backward, names):
     """The backward with one of the named gradients zeroed or negated at a time: (label, backward) pairs."""
     for name in names:
         for label, factor in (("zero", 0.0), ("negated", -1.0)):
+
             def broken(dy, name=name, factor=factor, **inputs):
                 grads = backward(dy, **inputs)
                 return {**grads, name: factor * grads[name]}
+
             yield f"{name} {label}", broken

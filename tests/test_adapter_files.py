@@ -1,4 +1,5 @@
 """PEFT directories: written and read bit for bit, matched as PEFT matches, and refused by name where unsupported."""
+
 import json
 import math
 from dataclasses import replace
@@ -219,7 +220,6 @@ def test_init_is_pinned():
     a = init_adapter(LORA, MODEL, seed=42)["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]
     start = a[0, :3] * math.sqrt(24)
     np.testing.assert_allclose(start, [0.3531469702720642, 0.4687235951423645, 0.5750375390052795], rtol=1e-6)
-
 
 
 @pytest.mark.parametrize(

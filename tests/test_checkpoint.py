@@ -1,4 +1,5 @@
 """Checkpoints: exact, whole or absent whatever happens while they are written, and the right one found again."""
+
 import json
 import os
 import random

@@ -1,4 +1,5 @@
 """Exit codes, messages, and the options that commands share."""
+
 import os
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """The config file: what is read, and that every mistake is one message that names key, line and remedy."""
+
 import json
 import os
 

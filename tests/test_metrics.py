@@ -1,4 +1,5 @@
 """metrics.jsonl and the progress line."""
+
 import io
 import json
 import math

@@ -1,4 +1,5 @@
 """Loss and dlogits against the reference, in chunks and with unused rows; the window's sum."""
+
 import numpy as np
 import pytest
 from oplab import Lab, assert_close, normal, pad
@@ -30,11 +31,11 @@ def case(lab, state, vocab, ids, chunk, scale=5.0, offset=0.0):
 
     def check():
         used = ids >= 0
-        x = logits[:len(ids)][used].astype(np.float64)
+        x = logits[: len(ids)][used].astype(np.float64)
         loss, lse = reference.cross_entropy_forward(x, ids[used])
         want_loss, want = np.zeros(len(ids)), np.zeros((len(logits), vocab))
         want_loss[used] = loss
-        want[:len(ids)][used] = reference.cross_entropy_backward(x, ids[used], lse)
+        want[: len(ids)][used] = reference.cross_entropy_backward(x, ids[used], lse)
         # float32 has 6e-8 of the largest logit, and exp's error grows with its argument
         rtol, atol = 1e-5, 1e-6 + 1e-7 * (abs(offset) + 5 * scale)
         np.testing.assert_allclose(losses.value, want_loss, rtol=rtol, atol=atol)
@@ -72,8 +73,15 @@ def test_non_finite_loss_marks_the_step(plan, value):
     shape = {"start": 0, "rows": 2, "vocab": 32}
     with lab.section:
         for record_id, ids in ((3, [4, -1]), (8, [4, 4])):  # the bad row is unused, then used
-            cross_entropy_forward(plan, lab.output(2).tensor.view(0, (2,)), lab.input(logits),
-                                  lab.input(np.array(ids, np.int32)), state.tensor, record_id=record_id, **shape)
+            cross_entropy_forward(
+                plan,
+                lab.output(2).tensor.view(0, (2,)),
+                lab.input(logits),
+                lab.input(np.array(ids, np.int32)),
+                state.tensor,
+                record_id=record_id,
+                **shape,
+            )
     lab.run()
     assert state.value[:2].tolist() == [1, 8]
 

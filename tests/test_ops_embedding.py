@@ -1,4 +1,5 @@
 """Embedding lookup: exact for every stored type, whole or split by rows."""
+
 import numpy as np
 import pytest
 from oplab import Lab, assert_close, normal, pad

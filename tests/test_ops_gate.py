@@ -1,4 +1,5 @@
 """The feed-forward gate against the reference, also where an exponential would overflow."""
+
 import numpy as np
 import pytest
 from oplab import Lab, assert_close, normal, pad
@@ -11,7 +12,7 @@ RTOL, ATOL = 2e-6, 1e-6  # an exp and a division of float32; g * (1 - s) cancels
 
 def record(lab, state, rows, width, act):
     g, u, dm = normal(rows, width) * 4, normal(rows, width, seed=1), normal(rows, width, seed=2)
-    g.flat[:6] = [0, -0.0, 88, -88, 1e4, -1e4][:g.size]
+    g.flat[:6] = [0, -0.0, 88, -88, 1e4, -1e4][: g.size]
     gu = lab.input(np.concatenate([pad(g), pad(u)], axis=1))
     m, dgu = lab.rows(rows, width), lab.output(rows, gu.shape[1])
     shape = {"rows": rows, "width": width, "act": act}
@@ -50,7 +51,8 @@ def test_non_finite_input_is_seen(plan, column, value):
     gu[1, column] = value
     state = lab.output(16, initial=[0, 0xFFFFFFFF] + 14 * [0], dtype="u32")
     with lab.section:
-        gate_forward(plan, lab.rows(2, 10).tensor, lab.input(gu), state.tensor, rows=2, width=10, act="relu2",
-                     record_id=7)
+        gate_forward(
+            plan, lab.rows(2, 10).tensor, lab.input(gu), state.tensor, rows=2, width=10, act="relu2", record_id=7
+        )
     lab.run()
     assert state.value[:2].tolist() == [1, 7]

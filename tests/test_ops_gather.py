@@ -1,4 +1,5 @@
 """Gather and its scatter: exact, in chunks, and blind to rows without a target."""
+
 import numpy as np
 from oplab import POISON, Lab, normal, pad
 
@@ -21,10 +22,10 @@ def case(lab, M, width, index, target_ids, chunk):
     def check():
         used = target_ids >= 0
         want = np.zeros((chunks * chunk, gx.shape[1]), np.float32)
-        want[:len(index)][used] = pad(reference.gather_forward(x, index[used]))
+        want[: len(index)][used] = pad(reference.gather_forward(x, index[used]))
         assert np.array_equal(np.concatenate([y.value for y in ys]), want)
         want_dx = np.full(dx.shape, POISON, np.float32)  # rows without a target stay untouched
-        want_dx[index[used]] = pad(reference.gather_backward(dy[:len(index)][used], index[used], M))[index[used]]
+        want_dx[index[used]] = pad(reference.gather_backward(dy[: len(index)][used], index[used], M))[index[used]]
         assert np.array_equal(dx.value, want_dx)
 
     return check

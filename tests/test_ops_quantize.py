@@ -1,4 +1,5 @@
 """The int8 quantiser: bit-equal to the reference, alone and behind a norm."""
+
 import numpy as np
 import pytest
 from oplab import Lab, assert_close, normal, pad
@@ -41,8 +42,9 @@ def test_quantize_is_exact(plan):
     with lab.section:
         for shape in SHAPES + ((12, 40),):
             x, out = awkward(*shape), outputs(lab, *shape)
-            quantize_forward(plan, *(o.tensor for o in out), lab.padded(x), state.tensor, rows=shape[0],
-                             width=shape[1], record_id=3)
+            quantize_forward(
+                plan, *(o.tensor for o in out), lab.padded(x), state.tensor, rows=shape[0], width=shape[1], record_id=3
+            )
             checks.append((out, x))
     lab.run()
     for out, x in checks:
@@ -60,18 +62,28 @@ def test_rmsnorm_quantize(plan, keep):
             x, weight = normal(rows, width) * 50, normal(width, seed=1)
             y, rstd, out = lab.rows(rows, width), lab.output(rows), outputs(lab, rows, width)
             rmsnorm_quantize_forward(
-                plan, y.tensor if keep else None, rstd.tensor, *(o.tensor for o in out), lab.padded(x),
-                lab.input(pad(weight[None])[0]), state.tensor, rows=rows, width=width, eps=EPS, record_id=0)
+                plan,
+                y.tensor if keep else None,
+                rstd.tensor,
+                *(o.tensor for o in out),
+                lab.padded(x),
+                lab.input(pad(weight[None])[0]),
+                state.tensor,
+                rows=rows,
+                width=width,
+                eps=EPS,
+                record_id=0,
+            )
             checks.append((y, rstd, out, rmsnorm_forward(x.astype(np.float64), weight.astype(np.float64), EPS)))
     lab.run()
     for y, rstd, (xq, qscale), (want, want_rstd) in checks:
         np.testing.assert_allclose(rstd.value, want_rstd, rtol=2e-6)  # a float32 sum of up to 6912 squares
         if keep:
             assert_close(y.value, want, 2e-6, 2e-6)
-            check_against(xq, qscale, y.value[:, :want.shape[1]])
+            check_against(xq, qscale, y.value[:, : want.shape[1]])
         codes, s = reference(want)
         near_tie = np.abs(np.abs(want * s[:, None]) % 1 - 0.5) < 1e-4
-        wrong = xq.value.view(np.int8)[:, :want.shape[1]] != codes
+        wrong = xq.value.view(np.int8)[:, : want.shape[1]] != codes
         assert not (wrong & ~near_tie).any()
     assert not state.value.any()
 
@@ -86,12 +98,28 @@ def test_non_finite_input_marks_the_lowest_record(plan, value):
     shape = {"rows": 2, "width": 100}
     with lab.section:
         for record_id, x in ((9, bad), (2, good), (5, bad)):
-            quantize_forward(plan, *(o.tensor for o in outputs(lab, 2, 100)), lab.padded(x), state.tensor,
-                             record_id=record_id, **shape)
+            quantize_forward(
+                plan,
+                *(o.tensor for o in outputs(lab, 2, 100)),
+                lab.padded(x),
+                state.tensor,
+                record_id=record_id,
+                **shape,
+            )
     lab.run()
     assert state.value[:2].tolist() == [1, 5]
     with lab.section:
-        rmsnorm_quantize_forward(plan, None, rstd.tensor, *(o.tensor for o in outputs(lab, 2, 100)), lab.padded(bad),
-                                 weight, state.tensor, eps=EPS, record_id=1, **shape)
+        rmsnorm_quantize_forward(
+            plan,
+            None,
+            rstd.tensor,
+            *(o.tensor for o in outputs(lab, 2, 100)),
+            lab.padded(bad),
+            weight,
+            state.tensor,
+            eps=EPS,
+            record_id=1,
+            **shape,
+        )
     lab.run()
     assert state.value[:2].tolist() == [1, 1]

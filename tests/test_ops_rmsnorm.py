@@ -1,4 +1,5 @@
 """RMSNorm kernels against the reference."""
+
 import numpy as np
 import pytest
 from oplab import Lab, assert_close, normal, pad
@@ -49,8 +50,16 @@ def test_more_rows_than_one_grid_dimension(plan):
     x = normal(65537, 3)
     y, rstd = lab.rows(65537, 3), lab.output(65537)
     with lab.section:
-        rmsnorm_forward(plan, y.tensor, rstd.tensor, lab.padded(x), lab.input(pad(np.ones((1, 3), np.float32))[0]),
-                        rows=65537, width=3, eps=EPS)
+        rmsnorm_forward(
+            plan,
+            y.tensor,
+            rstd.tensor,
+            lab.padded(x),
+            lab.input(pad(np.ones((1, 3), np.float32))[0]),
+            rows=65537,
+            width=3,
+            eps=EPS,
+        )
     lab.run()
     assert_close(y.value, reference.rmsnorm_forward(x.astype(np.float64), 1.0, EPS)[0], RTOL, ATOL)
 

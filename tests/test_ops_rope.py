@@ -1,4 +1,5 @@
 """Rotary embedding into the KV cache and back, against the reference."""
+
 import numpy as np
 import pytest
 from oplab import Lab, assert_close, normal, pad
@@ -41,16 +42,16 @@ def case(lab, n_heads, n_kv_heads, head_dim, slot, cache_rows, gap=True):
         inside = (slot >= 0) & (slot < cache_rows)
         assert_close(q.value, reference.rope_forward(x[:, :Q], cos, sin), 0, ATOL)
         want_k, want_v = old.copy(), old.copy()
-        want_k[slot[inside]] = pad(reference.rope_forward(x[:, k_off:k_off + KV], cos, sin))[inside]
-        want_v[slot[inside]] = pad(x[:, v_off:v_off + KV])[inside]
+        want_k[slot[inside]] = pad(reference.rope_forward(x[:, k_off : k_off + KV], cos, sin))[inside]
+        want_v[slot[inside]] = pad(x[:, v_off : v_off + KV])[inside]
         np.testing.assert_allclose(kcache.value, want_k, atol=ATOL, rtol=0)
         assert np.array_equal(vcache.value, want_v)
 
         want = np.zeros((rows, ld))
         want[:, :Q] = reference.rope_backward(dq.astype(np.float64), cos, sin)
         at = np.where(inside, slot, 0)
-        want[:, k_off:k_off + KV] = reference.rope_backward(dk[at].astype(np.float64), cos, sin) * inside[:, None]
-        want[:, v_off:v_off + KV] = dv[at] * inside[:, None]
+        want[:, k_off : k_off + KV] = reference.rope_backward(dk[at].astype(np.float64), cos, sin) * inside[:, None]
+        want[:, v_off : v_off + KV] = dv[at] * inside[:, None]
         np.testing.assert_allclose(dqkv.value, want, atol=ATOL, rtol=0)
 
     return check
@@ -82,5 +83,18 @@ def test_parts_that_overlap_are_refused(plan):
     ids, table = lab.input(np.zeros(2, np.int32)), lab.input(rope_table(np.ones(4), 9))
     q, cache = lab.rows(2, 32), lab.rows(4, 16)
     with lab.section, pytest.raises(ValueError, match="do not hold"):
-        rope_forward(plan, q.tensor, cache.tensor, cache.tensor, lab.input(normal(2, 64)), ids, ids, table,
-                     rows=2, n_heads=4, n_kv_heads=2, k_off=16, v_off=48)
+        rope_forward(
+            plan,
+            q.tensor,
+            cache.tensor,
+            cache.tensor,
+            lab.input(normal(2, 64)),
+            ids,
+            ids,
+            table,
+            rows=2,
+            n_heads=4,
+            n_kv_heads=2,
+            k_off=16,
+            v_off=48,
+        )

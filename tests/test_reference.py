@@ -1,4 +1,5 @@
 """Every reference backward against central differences; wrong backwards must fail that check."""
+
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,8 +60,9 @@ def rmsnorm_case():
     def no_mean_term(dy, x):
         return {"x": dy * weight * rmsnorm_forward(x, weight, eps)[1][:, None]}
 
-    return Case(lambda x: rmsnorm_forward(x, weight, eps)[0], backward, {"x": normal(3, 13)},
-                {"mean term": no_mean_term})
+    return Case(
+        lambda x: rmsnorm_forward(x, weight, eps)[0], backward, {"x": normal(3, 13)}, {"mean term": no_mean_term}
+    )
 
 
 def bitlinear_case():
@@ -71,16 +73,24 @@ def bitlinear_case():
     def backward(dy, x):
         return {"x": quantize_backward(bitlinear_backward(dy, T, w))}
 
-    return Case(lambda x: (x + residual) @ T.T * w, backward, {"x": x}, {
-        "weight scale": lambda dy, x: {"x": bitlinear_backward(dy, T, 1.0)},
-        "activation scale kept": lambda dy, x: {"x": bitlinear_backward(dy, T, w) * quantize_forward(x)[1][:, None]},
-    })
+    return Case(
+        lambda x: (x + residual) @ T.T * w,
+        backward,
+        {"x": x},
+        {
+            "weight scale": lambda dy, x: {"x": bitlinear_backward(dy, T, 1.0)},
+            "activation scale kept": lambda dy, x: {
+                "x": bitlinear_backward(dy, T, w) * quantize_forward(x)[1][:, None]
+            },
+        },
+    )
 
 
 def dense_case():
     weight = normal(5, 7)
-    return Case(lambda x: dense_forward(x, weight), lambda dy, x: {"x": dense_backward(dy, weight)},
-                {"x": normal(3, 7)})
+    return Case(
+        lambda x: dense_forward(x, weight), lambda dy, x: {"x": dense_backward(dy, weight)}, {"x": normal(3, 7)}
+    )
 
 
 def lora_case(p):
@@ -102,8 +112,12 @@ def lora_case(p):
 
 def rope_case():
     cos, sin = rope_tables([0, 5, 2], rope_inv_freq(100.0, 6))
-    return Case(lambda x: rope_forward(x, cos, sin), lambda dy, x: {"x": rope_backward(dy, cos, sin)},
-                {"x": normal(3, 12)}, {"inverse": lambda dy, x: {"x": rope_forward(dy, cos, sin)}})
+    return Case(
+        lambda x: rope_forward(x, cos, sin),
+        lambda dy, x: {"x": rope_backward(dy, cos, sin)},
+        {"x": normal(3, 12)},
+        {"inverse": lambda dy, x: {"x": rope_forward(dy, cos, sin)}},
+    )
 
 
 # Three queries on a cache of six slots: a sequence of one, then two rows of another with history; slot 5 is unused.
@@ -144,11 +158,13 @@ def chain_case(softcap):
         "history": history_dropped,
     }
     if softcap:
+
         def no_softcap(dout, q, k, v):
             attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **ROWS, **options))
             dattn, dv = attention_apply_backward(dout, attn, v, 2)
             dq, dk = attention_scores_backward(attention_softmax_backward(dattn, attn), q, k, **SHAPE)
             return {"q": dq, "k": dk, "v": dv}
+
         missing["softcap slope"] = no_softcap
     return Case(forward, backward, qkv(), missing)
 
@@ -160,8 +176,12 @@ def flash_case(softcap):
         out, lse = attention_forward(q, k, v, **options)
         return dict(zip("qkv", attention_backward(dout, q, k, v, delta * out, lse, **options), strict=True))
 
-    return Case(lambda q, k, v: attention_forward(q, k, v, **options)[0], backward, qkv(),
-                {"delta": lambda dout, **x: backward(dout, **x, delta=0.0)})
+    return Case(
+        lambda q, k, v: attention_forward(q, k, v, **options)[0],
+        backward,
+        qkv(),
+        {"delta": lambda dout, **x: backward(dout, **x, delta=0.0)},
+    )
 
 
 def gate_case(act):
@@ -178,14 +198,22 @@ def gate_case(act):
         slope = np.maximum(g, 0.0) if act == "relu2" else 1.0 / (1.0 + np.exp(-g))
         return {**backward(dm, g, u), "g": dm * u * slope}
 
-    return Case(forward, backward, {"g": normal(3, 7), "u": normal(3, 7, seed=1)},
-                {"u in dg": without_u, "part of the slope": half_slope})
+    return Case(
+        forward,
+        backward,
+        {"g": normal(3, 7), "u": normal(3, 7, seed=1)},
+        {"u in dg": without_u, "part of the slope": half_slope},
+    )
 
 
 def gather_case():
     rows = np.array([4, 1])
-    return Case(lambda x: gather_forward(x, rows), lambda dy, x: {"x": gather_backward(dy, rows, 5)},
-                {"x": normal(5, 3)}, {"last row": lambda dy, x: {"x": gather_backward(dy[:1], rows[:1], 5)}})
+    return Case(
+        lambda x: gather_forward(x, rows),
+        lambda dy, x: {"x": gather_backward(dy, rows, 5)},
+        {"x": normal(5, 3)},
+        {"last row": lambda dy, x: {"x": gather_backward(dy[:1], rows[:1], 5)}},
+    )
 
 
 def cross_entropy_case():
@@ -197,24 +225,40 @@ def cross_entropy_case():
     def no_target(dy, x):
         return {"x": dy[:, None] * np.exp(x - cross_entropy_forward(x, targets)[1][:, None])}
 
-    return Case(lambda x: cross_entropy_forward(x, targets)[0], backward, {"x": normal(3, 5)},
-                {"target": no_target, "sum, not mean": lambda dy, x: {"x": backward(dy, x)["x"] / 3}})
+    return Case(
+        lambda x: cross_entropy_forward(x, targets)[0],
+        backward,
+        {"x": normal(3, 5)},
+        {"target": no_target, "sum, not mean": lambda dy, x: {"x": backward(dy, x)["x"] / 3}},
+    )
 
 
 def head_case():
     """Chunks of 2 over 5 rows: the last one is partial."""
     weight, targets = normal(11, 6), np.array([2, 0, 10, 2, 7])
-    return Case(lambda x: head_loss(x, weight, targets, 2)[0].sum(),
-                lambda dy, x: {"x": dy * head_loss(x, weight, targets, 2)[1]}, {"x": normal(5, 6)})
+    return Case(
+        lambda x: head_loss(x, weight, targets, 2)[0].sum(),
+        lambda dy, x: {"x": dy * head_loss(x, weight, targets, 2)[1]},
+        {"x": normal(5, 6)},
+    )
 
 
 CASES = {
-    "rmsnorm": rmsnorm_case(), "bitlinear": bitlinear_case(), "dense": dense_case(),
-    "lora": lora_case(0.0), "lora dropout": lora_case(0.3), "rope": rope_case(),
-    "attention chain": chain_case(0.0), "attention chain softcap": chain_case(1.5),
-    "attention flash": flash_case(0.0), "attention flash softcap": flash_case(1.5),
-    "relu2": gate_case("relu2"), "silu": gate_case("silu"),
-    "gather": gather_case(), "cross entropy": cross_entropy_case(), "head": head_case(),
+    "rmsnorm": rmsnorm_case(),
+    "bitlinear": bitlinear_case(),
+    "dense": dense_case(),
+    "lora": lora_case(0.0),
+    "lora dropout": lora_case(0.3),
+    "rope": rope_case(),
+    "attention chain": chain_case(0.0),
+    "attention chain softcap": chain_case(1.5),
+    "attention flash": flash_case(0.0),
+    "attention flash softcap": flash_case(1.5),
+    "relu2": gate_case("relu2"),
+    "silu": gate_case("silu"),
+    "gather": gather_case(),
+    "cross entropy": cross_entropy_case(),
+    "head": head_case(),
 }
 
 

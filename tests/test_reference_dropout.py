@@ -1,4 +1,5 @@
 """The dropout hash: its exact bits, and that they behave as independent coins."""
+
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ KEY = dropout_step_key(42, 1, 0)
 
 def test_dropout_bits_are_pinned():
     """Values worked out with Python integers: the kernel must give the same, and old runs must stay repeatable."""
+
     def mix(h):
         h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
         h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32

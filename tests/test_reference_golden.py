@@ -1,4 +1,5 @@
 """The reference against an outside autograd: loss, logits, every gradient, three steps, greedy text."""
+
 from dataclasses import replace
 
 import numpy as np

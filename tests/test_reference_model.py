@@ -1,4 +1,5 @@
 """The whole reference model against central differences, along one random direction for each adapter tensor."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -6,7 +7,8 @@ import pytest
 from gradcheck import check_gradients, relative_error
 
 from lorawgpu.data.batching import Sample, flatten
-from lorawgpu.model.config import ModelConfig, Rope
+from lorawgpu.doctoring.tiny import tiny_config
+from lorawgpu.model.config import Rope
 from lorawgpu.reference import model as reference
 from lorawgpu.reference.model import Model, adapter_names, window_gradients
 from lorawgpu.reference.rope import rope_forward
@@ -14,12 +16,8 @@ from lorawgpu.reference.rope import rope_forward
 
 def config_of(family):
     """Two layers, HD unequal to C/NH, two query heads on each of two key/value heads."""
-    bitnet = family == "bitnet"
-    return ModelConfig(
-        family=family, vocab_size=11, hidden_size=6, intermediate_size=10, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=4, max_position_embeddings=64, rms_norm_eps=1e-5, rope=Rope(100.0),
-        act="relu2" if bitnet else "silu", sub_norms=bitnet, tie_word_embeddings=bitnet,
-        ternary="multiply" if bitnet else None, bos_token_id=None, eos_token_ids=(), pad_token_id=None)
+    widths = {"vocab_size": 11, "hidden_size": 6, "intermediate_size": 10, "head_dim": 4}
+    return tiny_config(family, num_attention_heads=4, num_key_value_heads=2, rope=Rope(100.0), **widths)
 
 
 def tiny_model(family, rank=2):
@@ -71,9 +69,11 @@ def bitnet():
     return replace(tiny_model("bitnet"), residuals={})
 
 
-@pytest.mark.parametrize("model", [tiny_model("llama"), bitnet(), replace(tiny_model("llama"), dropout=0.3),
-                                   replace(bitnet(), dropout=0.3)],
-                         ids=["llama", "bitnet", "llama dropout", "bitnet dropout"])
+@pytest.mark.parametrize(
+    "model",
+    [tiny_model("llama"), bitnet(), replace(tiny_model("llama"), dropout=0.3), replace(bitnet(), dropout=0.3)],
+    ids=["llama", "bitnet", "llama dropout", "bitnet dropout"],
+)
 def test_every_adapter_gradient(model):
     check_gradients(*directional(model, [flatten(SAMPLES, 10)]))
 
@@ -82,6 +82,7 @@ def frozen_keys_and_values(right):
     def backward(*args, **options):
         dq, dk, dv = right(*args, **options)
         return dq, 0.0 * dk, 0.0 * dv
+
     return backward
 
 

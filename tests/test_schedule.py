@@ -1,4 +1,5 @@
 """The learning rate of every step against transformers' published formulas, and Adam's bias corrections."""
+
 import math
 from fractions import Fraction
 

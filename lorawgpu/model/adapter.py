@@ -3,6 +3,7 @@
 The two tensors of a module have PEFT's keys: "base_model.model." + module + ".lora_A.weight" [r, in] and
 ".lora_B.weight" [out, r].
 """
+
 import hashlib
 import math
 import re

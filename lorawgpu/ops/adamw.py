@@ -1,9 +1,19 @@
 """The gradient norm and AdamW over the adapter's flat buffers. Equations: shaders/adamw.wgsl."""
+
 from .checks import WG, expect, fold, fold_elements
 
 GROUP = WG * 16 * 4  # elements that one workgroup of norm_partial sums: WG threads, SPAN vec4s each
-_NONE = {"count4": 0, "first": 0, "record_id": 0, "one_minus_beta1": 0.0, "beta2": 0.0, "one_minus_beta2": 0.0,
-         "eps": 0.0, "weight_decay": 0.0, "max_norm": 0.0}
+_NONE = {
+    "count4": 0,
+    "first": 0,
+    "record_id": 0,
+    "one_minus_beta1": 0.0,
+    "beta2": 0.0,
+    "one_minus_beta2": 0.0,
+    "eps": 0.0,
+    "weight_decay": 0.0,
+    "max_norm": 0.0,
+}
 
 
 def partial_count(sizes) -> int:
@@ -24,15 +34,30 @@ def grad_norm(plan, norm, partials, grads, step, state, *, record_id):
     for piece in grads:
         _expect_flat("grads", piece, piece.size)
         groups = partial_count([piece.size])
-        plan.record("adamw", "norm_partial", fold(groups), params=_NONE | {"count4": piece.size // 4, "first": first},
-                    step=step, grads=piece, partials=partials)
+        plan.record(
+            "adamw",
+            "norm_partial",
+            fold(groups),
+            params=_NONE | {"count4": piece.size // 4, "first": first},
+            step=step,
+            grads=piece,
+            partials=partials,
+        )
         first += groups
-    plan.record("adamw", "norm_finish", (1,), params=_NONE | {"count4": first, "record_id": record_id},
-                partials=partials, norm=norm, state=state)
+    plan.record(
+        "adamw",
+        "norm_finish",
+        (1,),
+        params=_NONE | {"count4": first, "record_id": record_id},
+        partials=partials,
+        norm=norm,
+        state=state,
+    )
 
 
-def adamw_step(plan, weights, exp_avg, exp_avg_sq, grads, norm, step, state, *, beta1, beta2, eps, weight_decay,
-               max_norm):
+def adamw_step(
+    plan, weights, exp_avg, exp_avg_sq, grads, norm, step, state, *, beta1, beta2, eps, weight_decay, max_norm
+):
     """One optimizer step of one piece, in place; nothing changes when the step is bad. max_norm <= 0: no clip.
 
     All of one length, a multiple of 4. lr, inv_targets and Adam's bias corrections come from `step`, `norm` from
@@ -42,13 +67,32 @@ def adamw_step(plan, weights, exp_avg, exp_avg_sq, grads, norm, step, state, *, 
         _expect_flat(name, tensor, weights.size)
     expect("norm", norm, (1,))
     expect("state", state, (16,), "u32")
-    params = _NONE | {"count4": weights.size // 4, "one_minus_beta1": 1.0 - beta1, "beta2": beta2,
-                      "one_minus_beta2": 1.0 - beta2, "eps": eps, "weight_decay": weight_decay, "max_norm": max_norm}
-    plan.record("adamw", "adamw", fold_elements(weights.size), params=params, step=step, grads=grads, norm=norm,
-                state=state, weights=weights, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+    params = _NONE | {
+        "count4": weights.size // 4,
+        "one_minus_beta1": 1.0 - beta1,
+        "beta2": beta2,
+        "one_minus_beta2": 1.0 - beta2,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "max_norm": max_norm,
+    }
+    plan.record(
+        "adamw",
+        "adamw",
+        fold_elements(weights.size),
+        params=params,
+        step=step,
+        grads=grads,
+        norm=norm,
+        state=state,
+        weights=weights,
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+    )
 
 
 def _expect_flat(name, tensor, size):
     if tensor.dtype != "f32" or tensor.shape != (size,) or size % 4:
-        raise ValueError(f"{name} ({tensor.label}): got {tensor.dtype} {list(tensor.shape)}, wanted f32 [{size}], "
-                         f"a multiple of 4")
+        raise ValueError(
+            f"{name} ({tensor.label}): got {tensor.dtype} {list(tensor.shape)}, wanted f32 [{size}], a multiple of 4"
+        )

@@ -1,4 +1,5 @@
 """What every op wrapper does before it records: check shapes, and fold a long grid into two dimensions."""
+
 from ..gpu import Tensor, padded
 
 WG = 256  # threads a workgroup of the element-wise kernels
@@ -10,8 +11,10 @@ def expect(name: str, tensor: Tensor, shape: tuple, *dtypes: str):
     dtypes = dtypes or ("f32",)
     fits = len(tensor.shape) == len(shape) and tensor.shape[0] >= shape[0] and tensor.shape[1:] == shape[1:]
     if not fits or tensor.dtype not in dtypes:
-        raise ValueError(f"{name} ({tensor.label}): got {tensor.dtype} {list(tensor.shape)}, "
-                         f"wanted {' or '.join(dtypes)} {list(shape)}, first axis at least that long")
+        raise ValueError(
+            f"{name} ({tensor.label}): got {tensor.dtype} {list(tensor.shape)}, "
+            f"wanted {' or '.join(dtypes)} {list(shape)}, first axis at least that long"
+        )
 
 
 def expect_rows(rows: int, width: int, **tensors: Tensor) -> int:

@@ -1,4 +1,5 @@
 """Cross-entropy of a chunk of target rows, and the sum of a window. Equations: shaders/cross_entropy.wgsl."""
+
 import numpy as np
 
 from ..gpu import padded
@@ -22,8 +23,14 @@ def loss_sum(plan, total, losses, *, start, rows):
     """total u32 [2] += sum(losses[start : start+rows]), exactly (non-finite ones left out); `loss_value` reads it."""
     expect("losses", losses, (1,))
     expect("total", total, (2,), "u32")
-    plan.record("cross_entropy", "add_losses", (1,), losses=losses, total=total, params={
-        "rows": rows, "ld4": 0, "V": 0, "start": start, "count": losses.shape[0], "record_id": 0})
+    plan.record(
+        "cross_entropy",
+        "add_losses",
+        (1,),
+        losses=losses,
+        total=total,
+        params={"rows": rows, "ld4": 0, "V": 0, "start": start, "count": losses.shape[0], "record_id": 0},
+    )
 
 
 def loss_value(total: np.ndarray) -> float:
@@ -37,6 +44,20 @@ def _record(plan, entry, losses, logits, target_ids, state, start, rows, vocab, 
     expect("target_ids", target_ids, (1,), "i32")
     expect("losses", losses, target_ids.shape)
     expect("state", state, (16,), "u32")
-    plan.record("cross_entropy", entry, fold(rows), losses=losses, logits=logits, target_ids=target_ids, state=state,
-                params={"rows": rows, "ld4": padded(vocab) // 4, "V": vocab, "start": start,
-                        "count": target_ids.shape[0], "record_id": record_id})
+    plan.record(
+        "cross_entropy",
+        entry,
+        fold(rows),
+        losses=losses,
+        logits=logits,
+        target_ids=target_ids,
+        state=state,
+        params={
+            "rows": rows,
+            "ld4": padded(vocab) // 4,
+            "V": vocab,
+            "start": start,
+            "count": target_ids.shape[0],
+            "record_id": record_id,
+        },
+    )

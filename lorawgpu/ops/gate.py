@@ -1,4 +1,5 @@
 """Gating of the feed-forward middle. Equations and layout: shaders/gate.wgsl."""
+
 from ..gpu import padded
 from .checks import expect, expect_rows, fold_elements
 
@@ -10,8 +11,16 @@ def gate_forward(plan, m, gu, state, *, rows, width, act, record_id):
     ld = expect_rows(rows, width, m=m)
     expect("gu", gu, (rows, 2 * ld))
     expect("state", state, (16,), "u32")
-    plan.record("gate", "forward", fold_elements(rows * ld), overrides={"SILU": SILU[act]},
-                params={"rows": rows, "ld4": ld // 4, "record_id": record_id}, gu=gu, m=m, state=state)
+    plan.record(
+        "gate",
+        "forward",
+        fold_elements(rows * ld),
+        overrides={"SILU": SILU[act]},
+        params={"rows": rows, "ld4": ld // 4, "record_id": record_id},
+        gu=gu,
+        m=m,
+        state=state,
+    )
 
 
 def gate_backward(plan, dgu, dm, gu, *, rows, width, act):
@@ -19,5 +28,13 @@ def gate_backward(plan, dgu, dm, gu, *, rows, width, act):
     ld = expect_rows(rows, width, dm=dm)
     expect("gu", gu, (rows, 2 * padded(width)))
     expect("dgu", dgu, (rows, 2 * padded(width)))
-    plan.record("gate", "backward", fold_elements(rows * ld), overrides={"SILU": SILU[act]},
-                params={"rows": rows, "ld4": ld // 4, "record_id": 0}, gu=gu, dm=dm, dgu=dgu)
+    plan.record(
+        "gate",
+        "backward",
+        fold_elements(rows * ld),
+        overrides={"SILU": SILU[act]},
+        params={"rows": rows, "ld4": ld // 4, "record_id": 0},
+        gu=gu,
+        dm=dm,
+        dgu=dgu,
+    )

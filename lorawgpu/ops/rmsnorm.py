@@ -1,4 +1,5 @@
 """RMSNorm pair. Equations and saved tensors: shaders/rmsnorm.wgsl."""
+
 from ..gpu import padded
 from .checks import expect, expect_rows, fold
 
@@ -8,8 +9,16 @@ def rmsnorm_forward(plan, y, rstd, x, weight, *, rows, width, eps):
     ld = expect_rows(rows, width, x=x, y=y)
     expect("weight", weight, (padded(width),))
     expect("rstd", rstd, (rows,))
-    plan.record("rmsnorm", "forward", fold(rows), params={"rows": rows, "ld4": ld // 4, "C": width, "eps": eps},
-                x=x, weight=weight, y=y, rstd_out=rstd)
+    plan.record(
+        "rmsnorm",
+        "forward",
+        fold(rows),
+        params={"rows": rows, "ld4": ld // 4, "C": width, "eps": eps},
+        x=x,
+        weight=weight,
+        y=y,
+        rstd_out=rstd,
+    )
 
 
 def rmsnorm_backward(plan, dx, dy, x, weight, rstd, *, rows, width, accumulate):
@@ -17,6 +26,15 @@ def rmsnorm_backward(plan, dx, dy, x, weight, rstd, *, rows, width, accumulate):
     ld = expect_rows(rows, width, x=x, dy=dy, dx=dx)
     expect("weight", weight, (padded(width),))
     expect("rstd", rstd, (rows,))
-    plan.record("rmsnorm", "backward", fold(rows), overrides={"ACCUMULATE": accumulate},
-                params={"rows": rows, "ld4": ld // 4, "C": width, "eps": 0.0},
-                x=x, weight=weight, dy=dy, rstd=rstd, dx=dx)
+    plan.record(
+        "rmsnorm",
+        "backward",
+        fold(rows),
+        overrides={"ACCUMULATE": accumulate},
+        params={"rows": rows, "ld4": ld // 4, "C": width, "eps": 0.0},
+        x=x,
+        weight=weight,
+        dy=dy,
+        rstd=rstd,
+        dx=dx,
+    )

@@ -1,4 +1,5 @@
 """First and last things of an optimizer step: clear what accumulates, count bad steps. Words: shaders/window.wgsl."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +34,14 @@ def unpack_state(words: np.ndarray) -> State:
 
 def pack_state(state: State) -> np.ndarray:
     """Words that continue from `state`: a resumed run."""
-    words = [state.bad, NO_RECORD, state.bad_run, state.bad_total, NO_RECORD if state.record is None else state.record,
-             state.windows]
+    words = [
+        state.bad,
+        NO_RECORD,
+        state.bad_run,
+        state.bad_total,
+        NO_RECORD if state.record is None else state.record,
+        state.windows,
+    ]
     return np.array(words + [0] * (STATE_WORDS - len(words)), np.uint32)
 
 

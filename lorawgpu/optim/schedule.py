@@ -3,6 +3,7 @@
 Steps are counted from 0 and the formulas are those of transformers' `get_scheduler`: the first warmup step has rate 0,
 step `warmup_steps` has the peak, and the last step of a decay is just above 0 (0 would be reached one step later).
 """
+
 import math
 from dataclasses import dataclass
 

@@ -1,9 +1,10 @@
 """Gating of the feed-forward middle.
 
-    m  = act(g) * u                                      dg = dm * u * act'(g),   du = dm * act(g)
-    relu2: act = max(g, 0)^2                             act' = 2 max(g, 0)
-    silu:  act = g * sig,  sig = 1 / (1 + exp(-g))       act' = sig * (1 + g * (1 - sig))
+m  = act(g) * u                                      dg = dm * u * act'(g),   du = dm * act(g)
+relu2: act = max(g, 0)^2                             act' = 2 max(g, 0)
+silu:  act = g * sig,  sig = 1 / (1 + exp(-g))       act' = sig * (1 + g * (1 - sig))
 """
+
 import numpy as np
 
 

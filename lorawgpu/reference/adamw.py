@@ -1,10 +1,11 @@
 """Global gradient norm, clip, and AdamW as PyTorch's; every adapter tensor decays.
 
-    norm  = sqrt(sum over all tensors of g^2)            g *= min(1, max_norm / (norm + 1e-6))
-    p    -= lr * weight_decay * p
-    m     = beta1 m + (1 - beta1) g                      v  = beta2 v + (1 - beta2) g^2
-    p    -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+norm  = sqrt(sum over all tensors of g^2)            g *= min(1, max_norm / (norm + 1e-6))
+p    -= lr * weight_decay * p
+m     = beta1 m + (1 - beta1) g                      v  = beta2 v + (1 - beta2) g^2
+p    -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 """
+
 import numpy as np
 
 

@@ -12,6 +12,7 @@
 q, out [M, NH*HD]; k, v [S, NKV*HD]; scores, attn [NH, M, S]; slot, kv_start int [M]; G = NH / NKV.
 M and S are independent: one new query against a longer cache, or a whole batch of sequences against its own slots.
 """
+
 import numpy as np
 
 
@@ -83,7 +84,8 @@ def attention_scores_backward(dscores, q, k, n_heads, n_kv_heads, scale, softcap
 def attention_forward(q, k, v, slot, kv_start, n_heads, n_kv_heads, scale, softcap=0.0):
     """-> out [M, NH*HD], lse [NH, M]: all that flash attention saves."""
     attn, lse = attention_softmax_forward(
-        attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap))
+        attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap)
+    )
     return attention_apply_forward(attn, v, n_kv_heads), lse
 
 

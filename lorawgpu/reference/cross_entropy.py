@@ -1,8 +1,9 @@
 """Cross-entropy of the SUM over target rows (the optimizer divides by the window's count), and the head in chunks.
 
-    lse_i  = log(sum_v exp(logits[i, v]))                loss_i  = lse_i - logits[i, target_i]
-    dlogits[i, v] = exp(logits[i, v] - lse_i) - [v == target_i]
+lse_i  = log(sum_v exp(logits[i, v]))                loss_i  = lse_i - logits[i, target_i]
+dlogits[i, v] = exp(logits[i, v] - lse_i) - [v == target_i]
 """
+
 import numpy as np
 
 

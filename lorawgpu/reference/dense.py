@@ -1,6 +1,6 @@
 """Dense product with a frozen weight [out, in].
 
-    y = x W^T                                            dx = dy W
+y = x W^T                                            dx = dy W
 """
 
 

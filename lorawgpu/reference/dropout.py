@@ -11,6 +11,7 @@ All arithmetic is on u32 and wraps, as WGSL's does.
 The host computes the step key (it goes into the step buffer), the kernel the rest. Two key words because with one,
 two streams would be the same mask up to a permutation of the elements. `mix` is MurmurHash3's 32-bit finaliser.
 """
+
 import numpy as np
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -1,7 +1,8 @@
 """Rows of the residual stream that have a target, and their gradients back in place.
 
-    y[i] = x[rows[i]]                                    dx[rows[i]] += dy[i], 0 in all other rows
+y[i] = x[rows[i]]                                    dx[rows[i]] += dy[i], 0 in all other rows
 """
+
 import numpy as np
 
 

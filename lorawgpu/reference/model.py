@@ -10,6 +10,7 @@ Every backward mirrors its forward from the last line to the first, reads what t
 name or by the name in the equations), and adds the adapter gradients into `grads` under their PEFT names.
 A batch is a training micro-batch: `ids`, `position`, `slot` (= row), `kv_start`, `target_rows`, `target_ids`.
 """
+
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,7 +52,7 @@ class Model:
 
 
 def adapter_names(linear):
-    """"model.layers.0.self_attn.q_proj" -> the PEFT names of its A and B."""
+    """`model.layers.0.self_attn.q_proj` -> the PEFT names of its A and B."""
     return tuple(f"base_model.model.{linear}.lora_{x}.weight" for x in "AB")
 
 
@@ -98,8 +99,16 @@ def linear_backward(model, linear, dy, saved, grads):
     if linear not in saved:
         return dx
     (a, b), (x, u) = adapter_names(linear), saved[linear]
-    path, dA, dB = lora_backward(dy, x, u, model.adapter[a], model.adapter[b], model.scale[linear],
-                                 mask_of(model, linear, x.shape), model.dropout)
+    path, dA, dB = lora_backward(
+        dy,
+        x,
+        u,
+        model.adapter[a],
+        model.adapter[b],
+        model.scale[linear],
+        mask_of(model, linear, x.shape),
+        model.dropout,
+    )
     grads[a] += dA
     grads[b] += dB
     return dx + path
@@ -118,8 +127,13 @@ def norm_backward(model, norm, dy, saved):
 
 def attention_options(model, batch):
     c = model.config
-    return dict(slot=batch.slot, kv_start=batch.kv_start, n_heads=c.num_attention_heads,
-                n_kv_heads=c.num_key_value_heads, scale=c.attention_scale)
+    return dict(
+        slot=batch.slot,
+        kv_start=batch.kv_start,
+        n_heads=c.num_attention_heads,
+        n_kv_heads=c.num_key_value_heads,
+        scale=c.attention_scale,
+    )
 
 
 def self_attention_forward(model, at, n, batch, saved):
@@ -142,9 +156,11 @@ def self_attention_backward(model, at, dy, batch, saved, grads):
     tables, tensors = saved[at]
     dq, dk, dv = attention_backward(da, *tensors, **attention_options(model, batch))
     dq, dk = rope_backward(dq, *tables), rope_backward(dk, *tables)
-    return (linear_backward(model, f"{at}.q_proj", dq, saved, grads)
-            + linear_backward(model, f"{at}.k_proj", dk, saved, grads)
-            + linear_backward(model, f"{at}.v_proj", dv, saved, grads))
+    return (
+        linear_backward(model, f"{at}.q_proj", dq, saved, grads)
+        + linear_backward(model, f"{at}.k_proj", dk, saved, grads)
+        + linear_backward(model, f"{at}.v_proj", dv, saved, grads)
+    )
 
 
 def mlp_forward(model, at, h, saved):
@@ -163,8 +179,9 @@ def mlp_backward(model, at, dy, saved, grads):
     if model.config.sub_norms:
         dm = norm_backward(model, f"{at}.ffn_sub_norm", dm, saved)
     dg, du = gate_backward(dm, *saved[at], model.config.act)
-    return (linear_backward(model, f"{at}.gate_proj", dg, saved, grads)
-            + linear_backward(model, f"{at}.up_proj", du, saved, grads))
+    return linear_backward(model, f"{at}.gate_proj", dg, saved, grads) + linear_backward(
+        model, f"{at}.up_proj", du, saved, grads
+    )
 
 
 def block_forward(model, layer, x, batch, saved):
@@ -237,8 +254,9 @@ def train(model, window, steps, *, lr, betas, eps, weight_decay, max_grad_norm, 
         norm = grad_norm(grads.values())
         clip, adapter = clip_scale(norm, max_grad_norm), {}
         for name, p in model.adapter.items():
-            adapter[name], *moments[name] = adamw_update(p, clip * grads[name], *moments[name], t, lr, *betas, eps,
-                                                         weight_decay)
+            adapter[name], *moments[name] = adamw_update(
+                p, clip * grads[name], *moments[name], t, lr, *betas, eps, weight_decay
+            )
         model = replace(model, adapter=adapter)
         losses.append(loss)
         norms.append(norm)

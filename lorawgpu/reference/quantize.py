@@ -6,6 +6,7 @@
 Rounding is a step function: central differences see its zero slope, not the straight-through one. So a gradient is
 checked on the surrogate `x + residual`, its residual recorded once at the point of the check and then held.
 """
+
 import numpy as np
 
 

@@ -4,6 +4,7 @@
     y_lo  = x_lo cos - x_hi sin                          y_hi = x_hi cos + x_lo sin
 The backward is the inverse rotation: the same with -sin.
 """
+
 import numpy as np
 
 

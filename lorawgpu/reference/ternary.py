@@ -6,6 +6,7 @@
 The product is an integer one, so it is exact in any order. Matrices stacked by rows (q, k, v) keep their own scales:
 w may be a vector [out]. Store: uint8 [r, in], r = ceil(out/4); bits 2i..2i+1 of byte [j, c] hold T[j + i*r, c] + 1.
 """
+
 import numpy as np
 
 
