@@ -1,4 +1,5 @@
 """LoRA's settings, and PEFT's `adapter_config.json` to and from them."""
+
 import json
 import math
 import re
@@ -116,7 +117,7 @@ def read_lora_config(path: Path, modules: Sequence[str]) -> LoraConfig:
             "it stores whole trained modules, here the base model is frozen"
         )
     if config.get("bias", "none") != "none":
-        raise UserError(f"{path}: bias is {brief(config['bias'])}; trained biases are not supported, only \"none\"")
+        raise UserError(f'{path}: bias is {brief(config["bias"])}; trained biases are not supported, only "none"')
     init = config.get("init_lora_weights")
     if init not in _HARMLESS_INITS:
         raise UserError(
