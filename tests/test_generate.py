@@ -213,6 +213,13 @@ def test_nothing_is_created_while_tokens_are_made(dense):
     assert diagnostics() == before
 
 
+def test_a_token_takes_few_dispatches(case):
+    """Each costs more than its arithmetic where a layer is small: at most 14 a layer, and what begins and ends a step."""
+    run = decoder(case, case.adapter)
+    layers = case.model.config.num_hidden_layers
+    assert len(run.records(1, Sampling())) <= 14 * layers + 8
+
+
 def diagnostics():
     found = wgpu.diagnostics.object_counts.get_dict()
     return {name: found[name]["count"] for name in ("Buffer", "BindGroup", "ComputePipeline", "ShaderModule")}

@@ -1,71 +1,25 @@
-"""`lorawgpu.load` and the `generate` command, on the smallest golden model with a tokenizer of bytes."""
+"""The `generate` command on a model that is loaded already: what it prints, and where."""
 
 import io
 import json
 import shutil
-import subprocess
 import sys
 
-import numpy as np
 import pytest
-import tokenizers
-import yaml
-from golden_case import GOLDEN
+from byte_model import CASE, load_byte_model, save_byte_model
 
-import lorawgpu
-from lorawgpu import api
 from lorawgpu import generate as command
-from lorawgpu.api import Ended, LoadedModel
-from lorawgpu.data.chat import ChatTemplate
-from lorawgpu.data.templates import BUILT_IN
-from lorawgpu.data.tokenizer import Tokenizer
-from lorawgpu.errors import UserError
-from lorawgpu.generation.sampling import Sampling
-from lorawgpu.generation.text import Prompts, TextStream, template_for
-from lorawgpu.model.adapter import read_adapter
 from lorawgpu.model.base_name import plain_name
-from lorawgpu.model.loader import open_checkpoint
-
-CASE = GOLDEN / "llama_dense"
-CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]
-
-
-def byte_backend():
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    control = [tokenizers.AddedToken(t, special=True, normalized=False) for t in CONTROL]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=261,
-        special_tokens=control,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator([], trainer)
-    return backend
-
-
-def byte_tokenizer(**special):
-    return Tokenizer(byte_backend(), {"bos_token": "<s>", "eos_token": "</s>", **special}, None, "bytes")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The golden model with a tokenizer, a ChatML template and room for 160 tokens."""
-    path = tmp_path_factory.mktemp("models") / "model"
-    shutil.copytree(CASE, path)
-    byte_backend().save(str(path / "tokenizer.json"))
-    named = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": BUILT_IN["chatml"]}
-    (path / "tokenizer_config.json").write_text(json.dumps(named))
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 160}))
-    return path
+    return save_byte_model(tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture(scope="module")
 def llm(folder, device, kernels):
-    checkpoint = open_checkpoint(folder)
-    return LoadedModel(device, checkpoint, read_adapter(CASE / "adapter_init", checkpoint.config), kernels=kernels)
+    return load_byte_model(folder, device, kernels)
 
 
 @pytest.fixture
@@ -81,135 +35,6 @@ def run(llm, folder, monkeypatch, capsys):
         return (code, *capsys.readouterr())
 
     return call
-
-
-# The Python interface
-
-
-def test_load_is_found_without_wgpu():
-    script = "import sys, lorawgpu; assert 'wgpu' not in sys.modules; lorawgpu.load; assert 'wgpu' in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'lode'"):
-        lorawgpu.lode  # noqa: B018
-
-
-def test_load_opens_what_it_is_given(folder, device):
-    llm = lorawgpu.load(folder, CASE / "adapter_init", device)
-    assert llm.device is device and llm.layout.size == llm.buffers.params.size
-    with pytest.raises(UserError, match="no such file or folder"):
-        lorawgpu.load(folder / "missing.gguf", device=device)
-
-
-def test_logits_and_loss_are_the_golden_ones(llm):
-    arrays, expected = np.load(CASE / "batch.npz"), np.load(CASE / "expected.npz")
-    records = []
-    for row, (ids, labels, mask) in enumerate(
-        zip(arrays["input_ids"], arrays["labels"], arrays["attention_mask"].astype(bool), strict=True)
-    ):
-        got, want = llm.logits(ids[mask]), expected["logits"][row][mask]
-        assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-4  # the golden cases' tolerance
-        records.append({"input_ids": ids[mask].tolist(), "labels": labels[mask].tolist()})
-    assert abs(llm.loss(records) - float(expected["loss"])) < 1e-4
-
-
-def test_loss_of_text_and_of_conversations(llm):
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    assert np.isfinite(llm.loss(["some text", {"messages": turns}]))
-    with pytest.raises(UserError, match="records, line 2"):
-        llm.loss(["fine", {"input_ids": [1, 2], "labels": [-100, -100]}])
-    with pytest.raises(UserError, match="got no record"):
-        llm.loss([])
-
-
-def test_a_list_is_answered_as_its_prompts_are(llm, monkeypatch):
-    monkeypatch.setattr(api, "MAX_ROWS", 2)
-    sampling = Sampling(temperature=1.0, seed=2)
-    prompts = [f"number {i}" * (1 + i % 3) for i in range(3)]  # more than are decoded at once
-    several = llm.generate(prompts, max_new_tokens=6, sampling=sampling)
-    assert len(several) == 3 and len(set(several)) > 1
-    assert several[0] == llm.generate(prompts[0], max_new_tokens=6, sampling=sampling)
-    assert llm.generate([{"role": "user", "content": prompts[0]}], max_new_tokens=6, sampling=sampling) == several[0]
-    assert several == llm.generate(prompts, max_new_tokens=6, sampling=sampling)
-
-
-def test_the_adapter_changes_the_answer(llm):
-    with_adapter = llm.generate("hello", max_new_tokens=12, raw=True)
-    assert with_adapter != llm.generate("hello", max_new_tokens=12, raw=True, use_adapter=False)
-    assert with_adapter == "".join(llm.stream("hello", max_new_tokens=12, raw=True))
-
-
-def test_the_context_is_the_models(llm):
-    ended = Ended()
-    list(llm.stream("x" * 150, raw=True, ended=ended))
-    assert ended.reason == "context"
-    with pytest.raises(UserError, match="prompt has 161 tokens, the model's context is 160"):
-        llm.generate("x" * 161, raw=True)
-    with pytest.raises(UserError, match="the prompt is empty"):
-        llm.generate("", raw=True)
-    with pytest.raises(UserError, match="top_p is 2"):
-        llm.generate("x", sampling=Sampling(top_p=2))
-
-
-# Text
-
-
-def test_pieces_are_whole_characters():
-    tokenizer = byte_tokenizer()
-    text = "naïve 🦙 €"
-    ids = tokenizer.encode(text)
-    stream = TextStream(tokenizer)
-    pieces = [stream.push(i) for i in ids]
-    assert "".join(pieces) == text and not any("\ufffd" in p for p in pieces) and stream.finish() == ""
-    cut = TextStream(tokenizer)
-    assert [cut.push(i) for i in tokenizer.encode("€")[:2]] == ["", ""] and "\ufffd" in cut.finish()
-    strip = TextStream(tokenizer, strip=True)
-    assert "".join(strip.push(i) for i in tokenizer.encode("  a b")) == " a b"
-
-
-def test_a_control_token_shows_nothing():
-    tokenizer = byte_tokenizer()
-    stream = TextStream(tokenizer)
-    ids = [*tokenizer.encode("a"), tokenizer.token_id("<|im_end|>"), *tokenizer.encode("b")]
-    assert [stream.push(i) for i in ids] == ["a", "", "b"]
-
-
-@pytest.mark.parametrize(
-    ("name", "end"), [("chatml", "<|im_end|>"), ("bitnet", "<|eot_id|>"), ("mistral", "</s>"), ("alpaca", "</s>")]
-)
-def test_an_answer_ends_where_the_template_closes_a_turn(name, end):
-    tokenizer = byte_tokenizer()
-    prompts = Prompts(tokenizer, ChatTemplate(BUILT_IN[name], tokenizer.special_tokens))
-    assert prompts.turn_end() == tokenizer.token_id(end)
-    assert prompts.stop_ids([7]) == {7, tokenizer.token_id("</s>"), tokenizer.token_id(end)}
-
-
-def test_the_blank_of_a_generation_prompt_is_the_answers():
-    tokenizer = byte_tokenizer()
-    prompts = Prompts(tokenizer, ChatTemplate(BUILT_IN["bitnet"], tokenizer.special_tokens))
-    assert tokenizer.decode(prompts.chat([{"role": "user", "content": "hi"}])).endswith("Assistant:")
-
-
-def test_the_template_of_the_run_comes_before_the_models(tmp_path):
-    tokenizer = byte_tokenizer()
-    run, adapter = tmp_path / "run", tmp_path / "run" / "checkpoint-3"
-    adapter.mkdir(parents=True)
-    assert template_for(tokenizer) is None and template_for(tokenizer, adapter) is None
-    config = {"base_model": str(CASE), "datasets": [{"path": str(CASE)}], "chat_template": "chatml", "max_steps": 1}
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(run)}))
-    assert template_for(tokenizer, adapter).source == template_for(tokenizer, run).source == BUILT_IN["chatml"]
-    (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert template_for(tokenizer, adapter).source == "{{ messages[0].content }}"
-    assert template_for(tokenizer, adapter, "bitnet").source == BUILT_IN["bitnet"]
-    with pytest.raises(UserError, match="^chat template chatlm: neither a template, nor a file .* nor a built-in one"):
-        template_for(tokenizer, given="chatlm")  # said of --chat-template as of the config's keys
-
-
-def test_without_a_template_there_is_no_chat():
-    with pytest.raises(UserError, match="no chat template: ask with --raw"):
-        Prompts(byte_tokenizer(), None).chat([{"role": "user", "content": "hi"}])
-
-
-# The command
 
 
 def test_only_the_text_is_on_stdout(run, llm):

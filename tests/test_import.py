@@ -7,8 +7,8 @@ import json
 
 import numpy as np
 import pytest
+from exports import PECULIAR, adapter_of, export, gguf_with_tokenizer
 from golden_case import GOLDEN, SMALL_CASES
-from test_export import PECULIAR, adapter_of, export, gguf_with_tokenizer
 from tiny_model import Tiny, random_samples, tiny_config
 
 from lorawgpu.api import LoadedModel

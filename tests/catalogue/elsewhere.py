@@ -61,7 +61,7 @@ ELSEWHERE = {
     "verify.py:run": "test_verify.py",
     "exporting/merged.py": "test_export.py",
     "exporting/probe.py": "test_export.py",
-    "generation/generator.py": "test_generate_command.py",
+    "generation/generator.py": "test_generate.py",
     "gpu/device.py": "test_device.py: a lost device, a full card, a driver that refuses",
     "gpu/kernel.py": "test_doctor.py: a shader that does not compile",
 }  # fmt: skip
