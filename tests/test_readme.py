@@ -1,0 +1,94 @@
+"""What the README tells a reader to type and to look at is there: commands parse, configs load, links lead on."""
+
+import importlib
+import re
+import shlex
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from lorawgpu import cli
+from lorawgpu.cli import COMMANDS
+from lorawgpu.config import load_config
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
+PLACEHOLDERS = {"CONFIG.yaml": "configs/tiny.yaml", "RUN_DIR": "out/tiny", "CASE_DIR...": "tests/golden/llama_dense"}
+
+
+def typed() -> list[str]:
+    """Every command line: those of the blocks, and those that stand in backticks."""
+    lines = [line for kind, text in BLOCKS if kind != "yaml" for line in text.replace("\\\n", " ").splitlines()]
+    inline = re.findall(r"`((?:lorawgpu|python|bash) [^`]+)`", README)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for line in lines] + inline
+    return sorted({part for line in lines for part in line.split(" && ") if part})
+
+
+def arguments(line: str) -> list[str]:
+    """A shell's words; of `a\\|b` (alternatives in a table) the first, of a placeholder an example."""
+    return [PLACEHOLDERS.get(word, word.partition("|")[0]) for word in shlex.split(line.replace("\\|", "|"))]
+
+
+def command_of(line: str) -> tuple[str, list[str]]:
+    """(command of lorawgpu, its arguments)"""
+    words = arguments(line)
+    return (words[1], words[2:]) if words[0] == "lorawgpu" else (words[2].removeprefix("lorawgpu."), words[3:])
+
+
+STAND_INS = {"base_model": "a/b", "datasets": "[{path: a/b}]", "test_datasets": "[{path: a/b}]"}  # not here, or not yet
+OURS = [line for line in typed() if re.match(r"lorawgpu |python -m lorawgpu\.", line)]
+SCRIPTS = [line for line in typed() if re.match(r"(python|bash) scripts/", line)]
+
+
+def test_lines_were_found():
+    assert len(OURS) > 10 and len(SCRIPTS) > 2 and any("--prompt" in line for line in OURS)
+
+
+class Parsed(Exception):
+    """The command would begin now."""
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_a_command_line_parses(line, monkeypatch):
+    def parse(parser, argv):
+        ArgumentParser.parse_args(parser, argv)
+        raise Parsed
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(cli.Parser, "parse_args", parse)
+    command, argv = command_of(line)
+    with pytest.raises(Parsed):
+        importlib.import_module(f"lorawgpu.{command}").run(argv)
+    for config in [word for word in argv if word.endswith(".yaml")]:
+        keys = [f"{key}={value}" for key, value in STAND_INS.items() if f"\n{key}:" in Path(config).read_text("utf-8")]
+        overrides = [value for option, value in zip(argv, argv[1:], strict=False) if option == "--set"]
+        load_config(config, keys + overrides)
+
+
+@pytest.mark.parametrize("line", SCRIPTS)
+def test_a_script_is_there_and_knows_its_options(line):
+    words = arguments(line)
+    text = (ROOT / words[1]).read_text("utf-8")
+    for option in [word for word in words if word.startswith("--")]:
+        assert f'"{option}"' in text or f"{option})" in text, option
+
+
+def test_the_shortest_config_is_one(tmp_path):
+    (text,) = [text for kind, text in BLOCKS if kind == "yaml"]
+    (tmp_path / "mine.yaml").write_text(text, "utf-8")
+    (tmp_path / "chats.jsonl").write_text("", "utf-8")
+    assert load_config(tmp_path / "mine.yaml").output_dir.endswith("mine")
+
+
+def test_links_and_extras_exist():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    for extras in re.findall(r'"(?:lorawgpu|\.)\[([\w,]+)\]"', README):
+        assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras.split(",")), extras
+
+
+def test_every_command_has_its_line():
+    assert all(f"| `lorawgpu {command}" in README for command in COMMANDS)
