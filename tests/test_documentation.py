@@ -1,4 +1,4 @@
-"""What the README tells a reader to type and to look at is there: commands parse, configs load, links lead on."""
+"""What README and configs tell a reader to type and look at is there: commands parse, configs load, links lead on."""
 
 import importlib
 import re
@@ -19,10 +19,13 @@ PLACEHOLDERS = {"CONFIG.yaml": "configs/tiny.yaml", "RUN_DIR": "out/tiny", "CASE
 
 
 def typed() -> list[str]:
-    """Every command line: those of the blocks, and those that stand in backticks."""
+    """Every command line: those of the blocks, those that stand in backticks, and those in the heads of configs."""
     lines = [line for kind, text in BLOCKS if kind != "yaml" for line in text.replace("\\\n", " ").splitlines()]
     inline = re.findall(r"`((?:lorawgpu|python|bash) [^`]+)`", README)
     lines = [re.sub(r"\s+#.*", "", line).strip() for line in lines] + inline
+    for config in (ROOT / "configs").glob("*.yaml"):
+        head = re.sub(r"\\\n# *", " ", config.read_text("utf-8"))
+        lines += re.findall(r"^#.*?((?:python -m lorawgpu\.|python scripts/).*)$", head, re.M)
     return sorted({part for line in lines for part in line.split(" && ") if part})
 
 
@@ -59,6 +62,7 @@ def test_a_command_line_parses(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(cli.Parser, "parse_args", parse)
     command, argv = command_of(line)
+    assert "\\n" not in line or "$'" in line, "to a shell this is a backslash and an n"
     with pytest.raises(Parsed):
         importlib.import_module(f"lorawgpu.{command}").run(argv)
     for config in [word for word in argv if word.endswith(".yaml")]:
