@@ -214,7 +214,7 @@ def test_nothing_is_created_while_tokens_are_made(dense):
 
 
 def test_a_token_takes_few_dispatches(case):
-    """Each costs more than its arithmetic where a layer is small: at most 14 a layer, and what begins and ends a step."""
+    """Each costs more than its arithmetic where a layer is small: 14 a layer, and what begins and ends a step."""
     run = decoder(case, case.adapter)
     layers = case.model.config.num_hidden_layers
     assert len(run.records(1, Sampling())) <= 14 * layers + 8
