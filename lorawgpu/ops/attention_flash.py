@@ -33,38 +33,65 @@ HUGE = Tile(8, 32, 8, 4, 2)
 # Largest head_dim -> tile, by kernel. A thread holds rt x ct scores (twice in the backward) and rt x head_dim/tx
 # sums (twice in dkv); 255 registers and 16 KiB are the walls.
 TILES = {
-    "forward": {32: SMALL, 64: Tile(16, 8, 8, 8, 4), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
+    "forward": {32: SMALL, 64: Tile(8, 16, 4, 4, 8), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
     "dq": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
     "dkv": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 4, 4), 128: WIDE, 256: HUGE},
 }
-# Fewer workgroups than this leave a large card idle: dkv then sums each query head of a group apart, and their parts
-# after. So the last bits of dk and dv (not of anything in the forward) depend on the capacity.
-ENOUGH_WORKGROUPS = 1024
+# Few workgroups leave a large card idle. Then the backward's sums are made in parts, and the parts summed after: dkv
+# takes each query head of a group apart, and both dq and dkv walk every second or fourth block only. So the last bits
+# of gradients (not of anything in the forward) depend on the capacity.
+ENOUGH_FOR_GROUPS = 1024
+ENOUGH_WORKGROUPS = 512
+MOST_WALKS = 4
 
 
-def tile_for(kernel: str, head_dim: int) -> Tile:
-    return next(tile for largest, tile in TILES[kernel].items() if head_dim <= largest)
+class Cut(NamedTuple):
+    """What a workgroup takes: a tile of rows, a share of a group's query heads, one of several walks over blocks."""
+
+    tile: Tile
+    shares: int = 1
+    walks: int = 1
+
+    @property
+    def parts(self) -> int:
+        return self.shares * self.walks
+
+    def grid(self, kernel: str, sizes) -> tuple[int, int]:
+        rows = sizes.slots if kernel == "dkv" else sizes.rows * sizes.group
+        return sizes.kv_heads * self.parts, -(-rows // self.tile.rows)
 
 
-def splits_for(sizes) -> int:
-    """Parts that dkv sums separately: 1, or one a query head of the group."""
-    tiles = -(-sizes.slots // tile_for("dkv", sizes.head_dim).rows)
-    return 1 if tiles * sizes.kv_heads >= ENOUGH_WORKGROUPS else sizes.group
+def cut_for(kernel: str, sizes) -> Cut:
+    cut = Cut(next(tile for most, tile in TILES[kernel].items() if sizes.head_dim <= most))
+    if kernel == "dkv" and math.prod(cut.grid(kernel, sizes)) < ENOUGH_FOR_GROUPS:
+        cut = cut._replace(shares=sizes.group)
+    while kernel != "forward" and cut.walks < MOST_WALKS and math.prod(cut.grid(kernel, sizes)) < ENOUGH_WORKGROUPS:
+        cut = cut._replace(walks=2 * cut.walks)
+    return cut
 
 
-def _record(plan, kernel, sizes, scale, products, splits=1, **tensors):
-    tile, group = tile_for(kernel, sizes.head_dim), sizes.group // splits
-    rows = sizes.slots if kernel == "dkv" else sizes.rows * group
+def _record(plan, kernel, cut, sizes, scale, products, residues=0, **tensors):
     params = {"rows": sizes.rows, "slots": sizes.slots, "row_ld": sizes.row_ld, "slot_ld": sizes.slot_ld,
-              "heads": sizes.heads, "splits": splits, "scale": scale, "scale2": scale / math.log(2)}
-    template = {"head_dim": sizes.head_dim, "group": group, "software": plan.device.is_cpu, **tile._asdict()}
-    plan.record(f"attention_flash_{kernel}", "main", (sizes.kv_heads * splits, -(-rows // tile.rows)), params=params,
-                template=template, flops=sizes.flops(products), **tensors)
+              "heads": sizes.heads, "splits": cut.parts, "walks": cut.walks, "residues": residues,
+              "scale": scale, "scale2": scale / math.log(2)}
+    template = {"head_dim": sizes.head_dim, "group": sizes.group // cut.shares, "software": plan.device.is_cpu,
+                **cut.tile._asdict()}
+    plan.record(f"attention_flash_{kernel}", "main", cut.grid(kernel, sizes), params=params, template=template,
+                flops=sizes.flops(products), **tensors)
 
 
-def _sum_parts(plan, total, parts, splits):
-    plan.record("sum_parts", "forward", fold_elements(total.size), total=total, parts=parts,
-                params={"count4": total.size // 4, "parts": splits})
+def _parts(workspace, totals, cut):
+    """Where a kernel puts its parts of each of `totals`: there itself when there is one part."""
+    if cut.parts == 1:
+        return totals
+    return {name: workspace.take((cut.parts, *x.shape), "f32", f"parts of {name}") for name, x in totals.items()}
+
+
+def _sum_parts(plan, workspace, totals, parts, cut):
+    for name, total in totals.items() if cut.parts > 1 else ():
+        plan.record("sum_parts", "forward", fold_elements(total.size), total=total, parts=parts[name],
+                    params={"count4": total.size // 4, "parts": cut.parts})
+        workspace.give(parts[name])
 
 
 def _stats(plan, stats, dout, out, lse, kv_start, sizes):
@@ -75,22 +102,21 @@ def _stats(plan, stats, dout, out, lse, kv_start, sizes):
 
 
 def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
-    _record(plan, "forward", sizes, scale, 2, out=out, lse=lse, q=q, kcache=kcache, vcache=vcache,
-            slot=slot, kv_start=kv_start)
+    _record(plan, "forward", cut_for("forward", sizes), sizes, scale, 2, out=out, lse=lse, q=q, kcache=kcache,
+            vcache=vcache, slot=slot, kv_start=kv_start)
 
 
 def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):
-    stats = workspace.take((sizes.rows, sizes.heads, 4), "u32", "attention stats")
+    cut, cut_dkv = cut_for("dq", sizes), cut_for("dkv", sizes)
+    stats = workspace.take((1 + cut.walks, sizes.rows, sizes.heads, 4), "u32", "attention stats")
     _stats(plan, stats, dout, out, lse, kv_start, sizes)
     inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
-    _record(plan, "dq", sizes, scale, 3, dq=dq, **inputs)
-    splits = splits_for(sizes)
-    parts = [dk, dv] if splits == 1 else [
-        workspace.take((splits, *dk.shape), "f32", f"parts of {name}") for name in ("dk", "dv")]
-    _record(plan, "dkv", sizes, scale, 4, splits, dk=parts[0], dv=parts[1], segment_end=segment_end,
-            **inputs)
-    if splits > 1:
-        for total, part in zip((dk, dv), parts, strict=True):
-            _sum_parts(plan, total, part, splits)
-            workspace.give(part)
+    totals = {"dq": dq}
+    parts = _parts(workspace, totals, cut)
+    _record(plan, "dq", cut, sizes, scale, 3, **parts, **inputs)
+    _sum_parts(plan, workspace, totals, parts, cut)
+    totals = {"dk": dk, "dv": dv}
+    parts = _parts(workspace, totals, cut_dkv)
+    _record(plan, "dkv", cut_dkv, sizes, scale, 4, residues=cut.walks, segment_end=segment_end, **parts, **inputs)
+    _sum_parts(plan, workspace, totals, parts, cut_dkv)
     workspace.give(stats)
