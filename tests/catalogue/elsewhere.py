@@ -55,8 +55,8 @@ ELSEWHERE = {
     # Exit codes 1 and 3: a check that failed or a device that did, injected
     "checkpoint.py:save_checkpoint": "test_checkpoint.py",
     "model/adapter.py:write_adapter": "test_adapter_files.py",
-    "final.py": "test_train.py",
-    "trainer.py": "test_train.py",
+    "final.py": "test_bad_steps.py",
+    "trainer.py": "test_bad_steps.py",
     "run.py:build_engine": "test_train.py",
     "verify.py:run": "test_verify.py",
     "exporting/merged.py": "test_export.py",

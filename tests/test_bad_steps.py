@@ -1,0 +1,134 @@
+"""Steps that go wrong: nothing of them stays, they are counted and named, and a bad adapter is never saved."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_run import MODEL, write_config, write_data
+
+from lorawgpu.data.batching import MicroBatch, Window
+from lorawgpu.data.places import in_words
+from lorawgpu.errors import CheckFailed
+from lorawgpu.metrics import read_metrics
+from lorawgpu.trainer import Trainer
+
+ADAPTER = MODEL / "adapter_init"  # B is not zero: every gradient is alive
+
+
+class Poisoned(Trainer):
+    """Before step `at` (from 1) one adapter element becomes not finite; before `healed` it is what it was."""
+
+    at, healed, value = 3, 5, math.nan
+
+    def _step(self, window):
+        tensors = self.engine.tensors()
+        name = next(n for n in tensors if "layers.1.mlp.gate_proj.lora_B" in n)
+        if self.standing.step + 1 == self.at:
+            self.kept = {part: self.engine.tensors(part) for part in ("params", "m", "v")}
+            tensors[name] = np.full_like(tensors[name], self.value)
+            self.engine.load("params", tensors)
+        if self.standing.step + 1 == self.healed:
+            for part in ("m", "v"):
+                for name, tensor in self.engine.tensors(part).items():
+                    assert np.array_equal(tensor, self.kept[part][name]), name
+            self.engine.load("params", self.kept["params"])
+        super()._step(window)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_named(tmp_path, lab, capsys, value):
+    class Case(Poisoned):
+        pass
+
+    Case.value = value
+    trainer = lab.trainer(write_config(tmp_path, max_steps=6, save_steps=100), kind=Case)
+    assert trainer.train() == 0
+    records = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    bad = [r for r in records if "bad_step" in r]
+    assert [(r["step"], r["bad_steps"]) for r in bad] == [(3, 1), (4, 2)]
+    assert all(r["bad_step"] == "layers.1.gate_up" for r in bad), bad
+    assert [r["loss"] is None for r in records if "loss" in r] == [False, False, True, True, False, False]
+    assert trainer.standing.bad.bad_total == 2 and trainer.standing.bad.bad_run == 0
+    out, err = capsys.readouterr()
+    assert "step 3: skipped, layers.1.gate_up is not finite" in err
+    assert "2 steps were not finite" in out
+
+
+class Never(Poisoned):
+    healed = None
+
+
+def lines_of(window: Window, sets: list[dict]) -> str:
+    """The lines whose tokens a window holds, looked up in the files."""
+    fed = set()
+    for b in window.micro_batches:
+        starts = np.flatnonzero(b.position[: b.tokens] == 0)[1:]
+        fed |= {tuple(ids.tolist()) for ids in np.split(b.ids[: b.tokens], starts)}
+    records = [(s["path"], n, json.loads(r)) for s in sets for n, r in enumerate(Path(s["path"]).open(), 1)]
+    return in_words((path, number) for path, number, record in records if tuple(record["input_ids"]) in fed)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, lab, capsys, packing):
+    sets = [{"path": str(write_data(tmp_path / name, seed=n))} for n, name in enumerate(("a.jsonl", "b.jsonl"))]
+    config = write_config(tmp_path, max_steps=20, max_bad_steps=2, save_steps=2, logging_steps=100, datasets=sets,
+                          val_set_size=3, sample_packing=packing)  # fmt: skip
+    trainer = lab.trainer(config, kind=Never)
+    with pytest.raises(CheckFailed) as failed:
+        trainer.train()
+    message = str(failed.value)
+    lines = [lines_of(window, sets) for window, _ in zip(trainer.run.batches.windows(), range(4), strict=False)]
+    assert f"look at the data of that step: {lines[3]}. " in message
+    assert f"step 3: skipped, layers.1.gate_up is not finite; its data: {lines[2]}" in capsys.readouterr().err
+    for words in ("2 steps in a row", "layers.1.gate_up", "learning_rate (0.01)", "lora_alpha", "out/checkpoint-2;"):
+        assert words in message
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, lab):
+    config = write_config(tmp_path, max_steps=20, max_bad_steps=3, save_steps=2)
+    with pytest.raises(CheckFailed, match="not saved: .*gate_proj.lora_B.* last good checkpoint is .*out/checkpoint-2"):
+        lab.train(config, kind=Never)
+    assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-2"]
+
+
+def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys, train_main):
+    config = write_config(tmp_path, max_steps=30, learning_rate=1e30, max_bad_steps=4, weight_decay=1.0)
+    assert train_main([str(config)]) == 1
+    err = capsys.readouterr().err
+    assert "error: 4 steps in a row were not finite" in err and "Traceback" not in err
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_a_final_adapter_that_says_nothing_fails(tmp_path, lab):
+    """A rate so small that B stays under float32's reach of the output: nothing changes but the file."""
+    with pytest.raises(CheckFailed, match="changes nothing in what the model says.*checkpoint-2"):
+        lab.train(write_config(tmp_path, max_steps=2, learning_rate=1e-30))
+
+
+def test_a_final_adapter_that_never_moved_fails(tmp_path, lab):
+    config = write_config(tmp_path, max_steps=2, learning_rate=1e-30, adapter=str(ADAPTER), lora_r=None,
+                          lora_alpha=None)  # fmt: skip
+    with pytest.raises(CheckFailed, match="is the one that the run started with"):
+        lab.train(config)
+
+
+def test_windows_without_a_target_are_skipped_and_counted(tmp_path, lab, capsys):
+    trainer = lab.trainer(write_config(tmp_path, max_steps=4))
+    real = trainer.run.batches.windows
+
+    def windows(state=None):
+        for number, window in enumerate(real(state)):
+            yield replace(window, micro_batches=list(map(untargeted, window.micro_batches))) if number == 1 else window
+
+    trainer.run.batches.windows = windows
+    assert trainer.train() == 0
+    assert trainer.standing.skipped == 1
+    assert "1 windows without a target were skipped" in capsys.readouterr().out
+
+
+def untargeted(batch: MicroBatch) -> MicroBatch:
+    return replace(batch, target_rows=batch.target_rows[:0], target_ids=batch.target_ids[:0])
