@@ -1,9 +1,6 @@
-"""Files and formats: what is read, as what, and how a bad record is named."""
+"""What a record means: recognised by its keys, read, tokenised, masked; bad ones name file, line and key."""
 
-import gzip
 import json
-import sys
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -13,23 +10,13 @@ from tiny_tokenizer import tiny_tokenizer
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.files import BadLine, find_files, parse, read
+from lorawgpu.data.files import BadLine
 from lorawgpu.data.formats import FORMATS, Chat, Text, Tokens, check_type, recognise, to_example
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.errors import UserError
 
 PLACE = ("data.jsonl", 3)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
-
-
-def records(path):
-    return [(line, parse("f", line, raw)) for line, raw in read(path)]
-
-
-def write(tmp_path, name, data):
-    path = tmp_path / name
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return path
 
 
 def example(record):
@@ -46,163 +33,6 @@ def encode(record, kind=None, settings=None, template="chatml", vocab_size=None,
 
 def trained(sample):
     return tiny_tokenizer().decode(sample.labels[sample.labels != IGNORE])
-
-
-# ---- files
-
-
-def test_jsonl_with_bom_crlf_and_blank_lines(tmp_path):
-    path = write(tmp_path, "a.jsonl", b'\xef\xbb\xbf{"text": "one"}\r\n\r\n{"text": "tw\xc3\xb6"}\r\n  \n\n')
-    assert records(path) == [(1, {"text": "one"}), (3, {"text": "twö"})]
-
-
-def test_a_line_of_ten_megabytes(tmp_path):
-    long = "x" * (10 << 20)
-    path = write(tmp_path, "a.jsonl", json.dumps({"text": long}) + "\n" + '{"text": "y"}')
-    assert [(n, len(r["text"])) for n, r in records(path)] == [(1, len(long)), (2, 1)]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": "a"', r"f, line 2: not valid JSON \(Expecting ',' delimiter at column 13\): {\"text\": \"a\""),
-        (b'["text"]', r"f, line 2: wanted a JSON object, got list: \[\"text\"\]"),
-        (b'{"text": "caf\xe9"}', r"f, line 2: not valid UTF-8 \(byte 0xe9 at byte 14 of the line\)"),
-        (b'{"n": ' + b"9" * 5000 + b"}", r"f, line 2: not valid JSON \(Exceeds the limit"),
-        (b"[" * 100_000, r"f, line 2: not valid JSON \(maximum recursion"),
-    ],
-)
-def test_a_bad_line_is_named_with_an_excerpt(tmp_path, line, message):
-    path = write(tmp_path, "a.jsonl", b'{"text": "ok"}\n' + line + b"\n")
-    with pytest.raises(BadLine, match="^" + message) as error:
-        records(path)
-    assert len(str(error.value)) < 300
-
-
-def test_json_array_says_where_each_element_begins(tmp_path):
-    path = write(tmp_path, "a.json", '\ufeff[\n {"text": "a"},\n\n {"text":\n "b"}, {"text": "c"}\n]\n')
-    assert records(path) == [(2, {"text": "a"}), (4, {"text": "b"}), (5, {"text": "c"})]
-    assert records(write(tmp_path, "empty.json", " [ ] ")) == []
-    assert records(write(tmp_path, "lines.json", '{"text": "a"}\n{"text": "b"}')) == [
-        (1, {"text": "a"}),
-        (2, {"text": "b"}),
-    ]
-
-
-@pytest.mark.parametrize(
-    "data", ['[{"a": 1},\n{"a": }]', '[{"a": 1},\n]', '[{"a": 1}\n,{"b": 1} {"c": 2}]', '[{"a": 1},\n{"b"']
-)
-def test_a_broken_array_names_the_line(tmp_path, data):
-    with pytest.raises(UserError, match="a.json, line 2: not valid JSON"):
-        records(write(tmp_path, "a.json", data))
-
-
-def test_csv_with_quoted_lines_and_lists_in_cells(tmp_path):
-    path = write(tmp_path, "a.csv", '\ufeffprompt,completion\r\n"two\r\nlines",x\r\n\r\n"a ""b""",\r\n')
-    assert records(path) == [
-        (2, {"prompt": "two\r\nlines", "completion": "x"}),
-        (5, {"prompt": 'a "b"', "completion": ""}),
-    ]
-    cell = json.dumps(CHAT["messages"]).replace('"', '""')
-    assert records(write(tmp_path, "m.csv", f'messages\n"{cell}"\n')) == [(2, CHAT)]
-
-
-def test_a_csv_row_of_another_width_is_named(tmp_path):
-    path = write(tmp_path, "a.csv", "prompt,completion\na,b\na,b,c\nd,e\n")
-    (_, _), (line, bad), (_, last) = read(path)
-    assert line == 3 and "line 3: 3 cells under a header of 2: a,b,c" in str(bad)
-    assert last == {"prompt": "d", "completion": "e"}
-
-
-def test_a_csv_header_that_names_a_column_twice_is_refused(tmp_path):
-    path = write(tmp_path, "a.csv", "text,b,text\na,b,c\n")
-    with pytest.raises(UserError, match="a.csv, line 1: two columns are called 'text'"):
-        records(path)
-    assert records(write(tmp_path, "b.csv", "text,,\na,,\n")) == [(2, {"text": "a", "": ""})]  # a sheet's empty edge
-
-
-def test_parquet(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    rows = [CHAT | {"note": None}, {"messages": CHAT["messages"][:1], "note": "x"}]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert records(tmp_path / "a.parquet") == [(1, CHAT), (2, rows[1])]
-    with pytest.raises(UserError, match="bad.parquet: not a Parquet file"):
-        records(write(tmp_path, "bad.parquet", b"PAR1 no"))
-
-
-def test_compressed_files(tmp_path):
-    data = b'{"text": "a"}\n{"text": "b"}\n'
-    expected = [(1, {"text": "a"}), (2, {"text": "b"})]
-    assert records(write(tmp_path, "a.jsonl.gz", gzip.compress(data))) == expected
-    assert records(write(tmp_path, "a.csv.gz", gzip.compress(b"text\na\n"))) == [(2, {"text": "a"})]
-    with pytest.raises(UserError, match="cannot be read"):
-        records(write(tmp_path, "cut.jsonl.gz", gzip.compress(data * 1000)[:60]))
-    zstandard = pytest.importorskip("zstandard")
-    assert records(write(tmp_path, "a.jsonl.zst", zstandard.compress(data))) == expected
-    frames = zstandard.compress(data[:14]) + zstandard.compress(data[14:])
-    assert records(write(tmp_path, "b.jsonl.zst", frames)) == expected
-    with pytest.raises(UserError, match="cannot be read"):
-        records(write(tmp_path, "bad.jsonl.zst", b"nothing of the kind"))
-
-
-def test_folders_and_globs(tmp_path):
-    (tmp_path / "sub").mkdir()
-    names = ["b.jsonl", "a.csv", "sub/c.json.gz"]
-    for name in [*names, "README.md"]:
-        write(tmp_path, name, "")
-    assert find_files(str(tmp_path)) == sorted(tmp_path / n for n in names)
-    assert find_files(str(tmp_path / "*.jsonl")) == [tmp_path / "b.jsonl"]
-    assert find_files(str(tmp_path / "**" / "*.json*")) == [tmp_path / "b.jsonl", tmp_path / "sub" / "c.json.gz"]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("none.jsonl", "there is no such file"),
-        ("*.csv", "the pattern holds no file ending in .jsonl"),
-        (".", "the folder holds no file"),
-        ("README.md", "cannot tell its format from the name"),
-    ],
-)
-def test_data_that_is_not_there(tmp_path, name, message):
-    write(tmp_path, "README.md", "")
-    with pytest.raises(UserError, match=message):
-        find_files(str(tmp_path / name))
-
-
-def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
-    class Hub(ModuleType):
-        HfApi = type("HfApi", (), {"list_repo_files": lambda self, name, repo_type: Hub.names})
-        names = ["README.md", "data/test-0.parquet", "data/train-1.parquet", "data/train-0.parquet"]
-
-        @staticmethod
-        def hf_hub_download(name, file, repo_type):
-            if "gone" in file:
-                raise RuntimeError("404 no such file\nlong trace")
-            return str(tmp_path / file)
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub("huggingface_hub"))
-    assert find_files("owner/set") == [tmp_path / "data/train-0.parquet", tmp_path / "data/train-1.parquet"]
-    Hub.names = ["b.jsonl", "a.csv"]
-    assert find_files("owner/set") == [tmp_path / "a.csv", tmp_path / "b.jsonl"]
-    Hub.names = ["gone.csv"]
-    with pytest.raises(
-        UserError, match="owner/set: there is no such file or folder here, and .* gave none: 404 no such file$"
-    ):
-        find_files("owner/set")
-    Hub.names = ["README.md"]
-    with pytest.raises(UserError, match="holds no file ending in"):
-        find_files("owner/set")
-
-
-def test_an_unknown_built_in_data_set_is_named():
-    with pytest.raises(UserError, match="builtin:nothing: there is no built-in data set of this name; there are: "):
-        find_files("builtin:nothing")
-
-
-# ---- formats
 
 
 @pytest.mark.parametrize(

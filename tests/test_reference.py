@@ -20,12 +20,7 @@ def normal(*shape, seed=0):
 
 
 # Three queries on a cache of six slots: a sequence of one, then two rows of another with history; slot 5 is unused.
-ROWS = {"slot": np.array([0, 3, 4]), "kv_start": np.array([0, 1, 1])}
 SHAPE = {"n_heads": 4, "n_kv_heads": 2, "scale": 0.4}
-
-
-def qkv():
-    return {"q": normal(3, 20), "k": normal(6, 10, seed=1), "v": normal(6, 10, seed=2)}
 
 
 def test_quantizer_rounds_half_to_even_and_saturates():
