@@ -79,11 +79,6 @@ def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
                       segments=segments, splits=splits)
 
 
-def lora_h(work, group, rows):
-    """Scratch for h or dh of a group: [rows, rank of all its paths]."""
-    return work.take((rows, group.rank), label=f"h {group.group}")
-
-
 def _same_scale(group) -> bool:
     return len({p.scale for p in group.paths}) == 1
 
