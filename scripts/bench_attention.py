@@ -3,6 +3,7 @@
 TFLOP/s counts what causal attention needs (4 HD flops a visible pair forward, 10 backward), `executed` also what the
 two-pass backward computes again (14). --sweep times every tile in CANDIDATES, kernel by kernel.
 """
+
 import argparse
 import statistics
 import time
@@ -57,8 +58,12 @@ class Bench:
         rng = np.random.default_rng(0)
         row, slot = padded(args.heads * args.head_dim), padded(args.kv_heads * args.head_dim)
         self.host, self.gpu = {}, {}
-        for name, width, logical in (("q", row, args.heads), ("dout", row, args.heads), ("k", slot, args.kv_heads),
-                                     ("v", slot, args.kv_heads)):
+        for name, width, logical in (
+            ("q", row, args.heads),
+            ("dout", row, args.heads),
+            ("k", slot, args.kv_heads),
+            ("v", slot, args.kv_heads),
+        ):
             x = np.zeros((args.tokens, width), np.float32)
             x[:, : logical * args.head_dim] = rng.standard_normal((args.tokens, logical * args.head_dim))
             self.host[name], self.gpu[name] = x, device.upload(x, label=name)
@@ -67,8 +72,13 @@ class Bench:
         self.host["segment_end"] = np.minimum(self.host["kv_start"] + args.seq, args.tokens).astype(np.uint32)
         for name in ("slot", "kv_start", "segment_end"):
             self.gpu[name] = device.upload(self.host[name], label=name)
-        for name, shape in {"out": (args.tokens, row), "lse": (args.tokens, 2 * args.heads), "dq": (args.tokens, row),
-                            "dk": (args.tokens, slot), "dv": (args.tokens, slot)}.items():
+        for name, shape in {
+            "out": (args.tokens, row),
+            "lse": (args.tokens, 2 * args.heads),
+            "dq": (args.tokens, row),
+            "dk": (args.tokens, slot),
+            "dv": (args.tokens, slot),
+        }.items():
             self.gpu[name] = device.tensor(shape, "f32", name)
         lengths = np.diff([*range(0, args.tokens, args.seq), args.tokens]).astype(float)
         self.unit = (lengths * (lengths + 1) / 2).sum() * args.heads * args.head_dim  # multiply-adds of one product
@@ -76,13 +86,20 @@ class Bench:
     def plan(self) -> Plan:
         plan, g, a = Plan(self.device, self.kernels), self.gpu, self.args
         common = [g["q"], g["k"], g["v"], g["slot"], g["kv_start"]]
-        options = {"heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim, "scale": a.head_dim**-0.5,
-                   "impl": a.impl, "workspace": self.scratch}
+        options = {
+            "heads": a.heads,
+            "kv_heads": a.kv_heads,
+            "head_dim": a.head_dim,
+            "scale": a.head_dim**-0.5,
+            "impl": a.impl,
+            "workspace": self.scratch,
+        }
         with plan.section("forward"):
             attention_forward(plan, g["out"], g["lse"], *common, **options)
         with plan.section("backward"):
-            attention_backward(plan, g["dq"], g["dk"], g["dv"], g["dout"], g["out"], g["lse"], *common,
-                               g["segment_end"], **options)
+            attention_backward(
+                plan, g["dq"], g["dk"], g["dv"], g["dout"], g["out"], g["lse"], *common, g["segment_end"], **options
+            )
         for r in plan.sections["backward"]:
             name = r.label.split(":")[0].removeprefix("attention_").removeprefix("flash_")
             plan.sections.setdefault(name, []).append(r)
@@ -111,6 +128,7 @@ class Bench:
 
     def time(self, plan, section, seconds=0.3, repeats=5):
         """Median seconds of one run of `section`, from batches of about `seconds` each in one submit."""
+
         def batch(n):
             begin = time.perf_counter()
             plan.run(*[section] * n)
@@ -123,8 +141,10 @@ class Bench:
 
 
 def show(bench, name, seconds, note=""):
-    rates = [f"{count[name] * bench.unit / seconds / 1e12:8.3f}" if count.get(name) else " " * 8
-             for count in (NEEDED, EXECUTED)]
+    rates = [
+        f"{count[name] * bench.unit / seconds / 1e12:8.3f}" if count.get(name) else " " * 8
+        for count in (NEEDED, EXECUTED)
+    ]
     print(f"{name:10} {seconds * 1e3:9.3f} ms {rates[0]} {rates[1]} TFLOP/s  {note}", flush=True)
 
 
@@ -164,8 +184,10 @@ def main():
     device = open_device(args.device)
     bench = Bench(device, args)
     plan = bench.plan()
-    print(f"{device.name} {device.driver}\n{args.tokens} tokens in sequences of {args.seq}, heads {args.heads}/"
-          f"{args.kv_heads} of {args.head_dim}, {args.impl}")
+    print(
+        f"{device.name} {device.driver}\n{args.tokens} tokens in sequences of {args.seq}, heads {args.heads}/"
+        f"{args.kv_heads} of {args.head_dim}, {args.impl}"
+    )
     errors = bench.check(plan, "forward", "backward")
     print("error  " + "  ".join(f"{name} {error:.1e}" for name, error in errors.items()))
     begin = time.perf_counter()

@@ -1,4 +1,5 @@
 """Attention kernels against the float64 reference, and chain against flash, at odd and real shapes."""
+
 import numpy as np
 import pytest
 
@@ -63,7 +64,8 @@ class Case:
         sizes = self.heads, self.kv_heads, self.scale
         out, lse = reference.attention_forward(self.q, self.k, self.v, self.slot, self.kv_start, *sizes)
         grads = reference.attention_backward(
-            self.dout, self.q, self.k, self.v, out, lse, self.slot, self.kv_start, *sizes)
+            self.dout, self.q, self.k, self.v, out, lse, self.slot, self.kv_start, *sizes
+        )
         return out, lse.T, *grads
 
 
@@ -88,7 +90,7 @@ class Guarded:
     def read(self, width):
         """The logical columns; AssertionError when padding or neighbours are not as they must be."""
         whole = self.device.read(self.whole)
-        assert (whole[: self.start] == POISON).all() and (whole[self.start + self.size:] == POISON).all()
+        assert (whole[: self.start] == POISON).all() and (whole[self.start + self.size :] == POISON).all()
         x = whole[self.start : self.start + self.size].reshape(self.shape)
         assert (x[:, width:] == 0).all()
         return x[:, :width]
@@ -99,13 +101,22 @@ def run(device, kernels, case, impl, backward=True):
     up = device.upload
     q, dout, k, v = (up(wide(getattr(case, n)), label=n) for n in ("q", "dout", "k", "v"))
     slot, kv_start, segment_end = (
-        up(getattr(case, n).astype(np.uint32), label=n) for n in ("slot", "kv_start", "segment_end"))
+        up(getattr(case, n).astype(np.uint32), label=n) for n in ("slot", "kv_start", "segment_end")
+    )
     rows, slots = q.shape, k.shape
-    made = {n: Guarded(device, s, n) for n, s in
-            {"out": rows, "lse": (rows[0], 2 * case.heads), "dq": rows, "dk": slots, "dv": slots}.items()}
+    made = {
+        n: Guarded(device, s, n)
+        for n, s in {"out": rows, "lse": (rows[0], 2 * case.heads), "dq": rows, "dk": slots, "dv": slots}.items()
+    }
     out, lse, dq, dk, dv = (made[n].tensor for n in made)
-    options = {"heads": case.heads, "kv_heads": case.kv_heads, "head_dim": case.head_dim, "scale": case.scale,
-               "impl": impl, "workspace": Workspace(device)}
+    options = {
+        "heads": case.heads,
+        "kv_heads": case.kv_heads,
+        "head_dim": case.head_dim,
+        "scale": case.scale,
+        "impl": impl,
+        "workspace": Workspace(device),
+    }
     plan = Plan(device, kernels)
     with plan.section("both"):
         attention_forward(plan, out, lse, q, k, v, slot, kv_start, **options)
@@ -243,8 +254,22 @@ def test_two_records_in_one_submit_keep_their_own_scale(device, kernels, impl):
     plan = Plan(device, kernels)
     with plan.section("both"):
         for out, scale in zip(outs, (0.1, 0.9), strict=True):
-            attention_forward(plan, out, lse, q, k, v, slot, kv_start, heads=6, kv_heads=2, head_dim=16, scale=scale,
-                              workspace=Workspace(device), impl=impl)
+            attention_forward(
+                plan,
+                out,
+                lse,
+                q,
+                k,
+                v,
+                slot,
+                kv_start,
+                heads=6,
+                kv_heads=2,
+                head_dim=16,
+                scale=scale,
+                workspace=Workspace(device),
+                impl=impl,
+            )
     plan.run("both")
     for out, scale in zip(outs, (0.1, 0.9), strict=True):
         want, _ = reference.attention_forward(case.q, case.k, case.v, case.slot, case.kv_start, 6, 2, scale)
@@ -255,11 +280,25 @@ def test_a_shape_that_does_not_fit_is_named(device, kernels):
     q, k = device.tensor((4, 96), "f32", "q"), device.tensor((4, 32), "f32", "keys")
     row, lse = device.tensor((4,), "u32", "slot"), device.tensor((4, 10), "f32", "lse of layer 3")
     with pytest.raises(ValueError, match=r"lse of layer 3 has shape \(4, 10\), want \(4, 12\)"):
-        attention_forward(Plan(device, kernels), q, lse, q, k, k, row, row, heads=6, kv_heads=2, head_dim=16, scale=1.0,
-                          workspace=None)
+        attention_forward(
+            Plan(device, kernels),
+            q,
+            lse,
+            q,
+            k,
+            k,
+            row,
+            row,
+            heads=6,
+            kv_heads=2,
+            head_dim=16,
+            scale=1.0,
+            workspace=None,
+        )
 
 
 def test_a_softcap_is_refused_by_name(device, kernels):
     with pytest.raises(UserError, match="attn_softcap"):
-        attention_forward(Plan(device, kernels), *[None] * 7, heads=1, kv_heads=1, head_dim=8, scale=1.0,
-                          workspace=None, softcap=30.0)
+        attention_forward(
+            Plan(device, kernels), *[None] * 7, heads=1, kv_heads=1, head_dim=8, scale=1.0, workspace=None, softcap=30.0
+        )

@@ -4,6 +4,7 @@
 
 Equations: reference/attention.py. Kernels: shaders/attention_flash_*.wgsl.j2 and attention_chain.wgsl.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,8 +51,10 @@ def _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, per_row, per_s
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"attention impl is {impl!r}, want one of {sorted(IMPLEMENTATIONS)}")
     if kv_heads < 1 or heads % kv_heads or head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(f"attention: heads {heads} must be a multiple of kv_heads {kv_heads}, "
-                         f"head_dim {head_dim} even and at most {MAX_HEAD_DIM}")
+        raise ValueError(
+            f"attention: heads {heads} must be a multiple of kv_heads {kv_heads}, "
+            f"head_dim {head_dim} even and at most {MAX_HEAD_DIM}"
+        )
     sizes = Sizes(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim)
     wanted = [(t, (sizes.rows,)) for t in per_row] + [(t, (sizes.slots,)) for t in per_slot]
     shapes = {"row": (sizes.rows, sizes.row_ld), "slot": (sizes.slots, sizes.slot_ld), "lse": (sizes.rows, 2 * heads)}
@@ -67,8 +70,24 @@ def log_sum_exp(lse):
     return (lse[:, 0::2].astype(np.float64) - np.log2(lse[:, 1::2].astype(np.float64))) * np.log(2)
 
 
-def attention_forward(plan, out, lse, q, kcache, vcache, slot, kv_start, *, heads, kv_heads, head_dim, scale,
-                      workspace, impl="flash", softcap=0.0):
+def attention_forward(
+    plan,
+    out,
+    lse,
+    q,
+    kcache,
+    vcache,
+    slot,
+    kv_start,
+    *,
+    heads,
+    kv_heads,
+    head_dim,
+    scale,
+    workspace,
+    impl="flash",
+    softcap=0.0,
+):
     """Record out, lse = attention(q, kcache, vcache).
 
     q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start u32 [M], kv_start <= slot < S;
@@ -77,19 +96,61 @@ def attention_forward(plan, out, lse, q, kcache, vcache, slot, kv_start, *, head
     rows of one sequence see must be finite (see the shader's header). A row's bits depend on its sequence alone.
     ValueError for a shape that does not fit, UserError for a softcap.
     """
-    sizes = _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, [slot, kv_start], [],
-                     {"row": [q, out], "slot": [kcache, vcache], "lse": [lse]})
+    sizes = _checked(
+        impl,
+        softcap,
+        heads,
+        kv_heads,
+        head_dim,
+        q,
+        kcache,
+        [slot, kv_start],
+        [],
+        {"row": [q, out], "slot": [kcache, vcache], "lse": [lse]},
+    )
     IMPLEMENTATIONS[impl].forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace)
 
 
-def attention_backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, *, heads,
-                       kv_heads, head_dim, scale, workspace, impl="flash", softcap=0.0):
+def attention_backward(
+    plan,
+    dq,
+    dk,
+    dv,
+    dout,
+    out,
+    lse,
+    q,
+    kcache,
+    vcache,
+    slot,
+    kv_start,
+    segment_end,
+    *,
+    heads,
+    kv_heads,
+    head_dim,
+    scale,
+    workspace,
+    impl="flash",
+    softcap=0.0,
+):
     """Record dq (=), dk, dv (=, for every cache row) from dout and what the forward saved.
 
     As attention_forward, with slot[t] = t: key s is attended by rows s .. segment_end[s]-1 and by no other.
     dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end u32 [S]. Sums have one fixed order, no atomics.
     """
-    sizes = _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, [slot, kv_start], [segment_end],
-                     {"row": [q, out, dq, dout], "slot": [kcache, vcache, dk, dv], "lse": [lse]})
-    IMPLEMENTATIONS[impl].backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end,
-                                   sizes, scale, workspace)
+    sizes = _checked(
+        impl,
+        softcap,
+        heads,
+        kv_heads,
+        head_dim,
+        q,
+        kcache,
+        [slot, kv_start],
+        [segment_end],
+        {"row": [q, out, dq, dout], "slot": [kcache, vcache, dk, dv], "lse": [lse]},
+    )
+    IMPLEMENTATIONS[impl].backward(
+        plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace
+    )

@@ -3,6 +3,7 @@
 Equations and what is guaranteed: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
 `sizes` is an ops.attention.Sizes; shapes are checked there. The backward is two passes, dq, then dk and dv.
 """
+
 import math
 from typing import NamedTuple
 
@@ -71,13 +72,33 @@ def cut_for(kernel: str, sizes) -> Cut:
 
 
 def _record(plan, kernel, cut, sizes, scale, products, residues=0, **tensors):
-    params = {"rows": sizes.rows, "slots": sizes.slots, "row_ld": sizes.row_ld, "slot_ld": sizes.slot_ld,
-              "heads": sizes.heads, "splits": cut.parts, "walks": cut.walks, "residues": residues,
-              "scale": scale, "scale2": scale / math.log(2)}
-    template = {"head_dim": sizes.head_dim, "group": sizes.group // cut.shares, "software": plan.device.is_cpu,
-                **cut.tile._asdict()}
-    plan.record(f"attention_flash_{kernel}", "main", cut.grid(kernel, sizes), params=params, template=template,
-                flops=sizes.flops(products), **tensors)
+    params = {
+        "rows": sizes.rows,
+        "slots": sizes.slots,
+        "row_ld": sizes.row_ld,
+        "slot_ld": sizes.slot_ld,
+        "heads": sizes.heads,
+        "splits": cut.parts,
+        "walks": cut.walks,
+        "residues": residues,
+        "scale": scale,
+        "scale2": scale / math.log(2),
+    }
+    template = {
+        "head_dim": sizes.head_dim,
+        "group": sizes.group // cut.shares,
+        "software": plan.device.is_cpu,
+        **cut.tile._asdict(),
+    }
+    plan.record(
+        f"attention_flash_{kernel}",
+        "main",
+        cut.grid(kernel, sizes),
+        params=params,
+        template=template,
+        flops=sizes.flops(products),
+        **tensors,
+    )
 
 
 def _parts(workspace, totals, cut):
@@ -89,21 +110,50 @@ def _parts(workspace, totals, cut):
 
 def _sum_parts(plan, workspace, totals, parts, cut):
     for name, total in totals.items() if cut.parts > 1 else ():
-        plan.record("sum_parts", "forward", fold_elements(total.size), total=total, parts=parts[name],
-                    params={"count4": total.size // 4, "parts": cut.parts})
+        plan.record(
+            "sum_parts",
+            "forward",
+            fold_elements(total.size),
+            total=total,
+            parts=parts[name],
+            params={"count4": total.size // 4, "parts": cut.parts},
+        )
         workspace.give(parts[name])
 
 
 def _stats(plan, stats, dout, out, lse, kv_start, sizes):
     unit, element = (4, "vec4<f32>") if sizes.head_dim % 4 == 0 else (1, "f32")
     params = {"rows": sizes.rows, "heads": sizes.heads, "head": sizes.head_dim // unit, "ld": sizes.row_ld // unit}
-    plan.record("attention_stats", "forward", fold(-(-sizes.rows * sizes.heads // 16)), params=params,
-                template={"element": element}, stats=stats, dout=dout, out=out, lse=lse, kv_start=kv_start)
+    plan.record(
+        "attention_stats",
+        "forward",
+        fold(-(-sizes.rows * sizes.heads // 16)),
+        params=params,
+        template={"element": element},
+        stats=stats,
+        dout=dout,
+        out=out,
+        lse=lse,
+        kv_start=kv_start,
+    )
 
 
 def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
-    _record(plan, "forward", cut_for("forward", sizes), sizes, scale, 2, out=out, lse=lse, q=q, kcache=kcache,
-            vcache=vcache, slot=slot, kv_start=kv_start)
+    _record(
+        plan,
+        "forward",
+        cut_for("forward", sizes),
+        sizes,
+        scale,
+        2,
+        out=out,
+        lse=lse,
+        q=q,
+        kcache=kcache,
+        vcache=vcache,
+        slot=slot,
+        kv_start=kv_start,
+    )
 
 
 def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):

@@ -74,9 +74,24 @@ def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
         segments, _ = in_part(part, weight, None)
         terms = part.stop - part.start
         splits = max(1, min(-(-SPREAD // workgroups(rows, weight.columns)), terms // (2 * SPLIT_TERMS)))
-        _split_matmul(plan, work, dx, dy, part.tensor, m=rows, n=weight.columns, k=terms, store=weight.store,
-                      b_layout="kn", ldb=weight.stride, a_off=part.start, accumulate=i > 0, lora=None if i else lora,
-                      segments=segments, splits=splits)
+        _split_matmul(
+            plan,
+            work,
+            dx,
+            dy,
+            part.tensor,
+            m=rows,
+            n=weight.columns,
+            k=terms,
+            store=weight.store,
+            b_layout="kn",
+            ldb=weight.stride,
+            a_off=part.start,
+            accumulate=i > 0,
+            lora=None if i else lora,
+            segments=segments,
+            splits=splits,
+        )
 
 
 def _same_scale(group) -> bool:
@@ -156,8 +171,18 @@ def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width
             return
         for path in group.paths:
             source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
-            _split_matmul(plan, work, grads.view(path.a.start, path.a.stored), dh, source, m=path.rank, n=columns,
-                          k=rows, a_off=path.h, **terms)
+            _split_matmul(
+                plan,
+                work,
+                grads.view(path.a.start, path.a.stored),
+                dh,
+                source,
+                m=path.rank,
+                n=columns,
+                k=rows,
+                a_off=path.h,
+                **terms,
+            )
             work.give(source)
 
 
@@ -178,8 +203,18 @@ def _dh_fused(plan, work, dh, dy, group, params, rows, span):
     rank, ends = group.paths[0].rank, tuple(end // span for end in group.columns)
     with plan.scope("lora_dh"):
         parts = work.take((ends[-1], rows, rank), label="split sums")
-        matmul(plan, parts, dy, group.b_all(params), m=rows, n=rank, k=group.columns[-1], b_layout="kn",
-               alpha=group.paths[0].scale, splits=ends[-1])
+        matmul(
+            plan,
+            parts,
+            dy,
+            group.b_all(params),
+            m=rows,
+            n=rank,
+            k=group.columns[-1],
+            b_layout="kn",
+            alpha=group.paths[0].scale,
+            splits=ends[-1],
+        )
         sum_splits(plan, dh, parts, accumulate=False, ends=ends)
         work.give(parts)
 
@@ -188,19 +223,55 @@ def _dB_fused(plan, work, dy, h, group, grads, rows, terms):
     """dB of all linears of a group in one product: the rows of each meet their own columns of h."""
     rank, segments = group.paths[0].rank, Segments(group.columns, (1.0,) * len(group.columns))
     with plan.scope("lora_dB"):
-        _split_matmul(plan, work, group.b_all(grads), dy, h, m=group.columns[-1], n=rank, k=rows, shift=rank,
-                      segments=segments, tile="skinny", **terms)
+        _split_matmul(
+            plan,
+            work,
+            group.b_all(grads),
+            dy,
+            h,
+            m=group.columns[-1],
+            n=rank,
+            k=rows,
+            shift=rank,
+            segments=segments,
+            tile="skinny",
+            **terms,
+        )
 
 
 def _dh_dB_by_path(plan, work, dh, dy, h, group, params, grads, rows, terms):
     for path in group.paths:
         b_shape = path.b.stored
         with plan.scope("lora_dh"):
-            _split_matmul(plan, work, dh, dy, params.view(path.b.start, b_shape), m=rows, n=path.rank, k=path.width,
-                          b_layout="kn", a_off=path.column, o_off=path.h, alpha=path.scale, splits=_splits(path.width))
+            _split_matmul(
+                plan,
+                work,
+                dh,
+                dy,
+                params.view(path.b.start, b_shape),
+                m=rows,
+                n=path.rank,
+                k=path.width,
+                b_layout="kn",
+                a_off=path.column,
+                o_off=path.h,
+                alpha=path.scale,
+                splits=_splits(path.width),
+            )
         with plan.scope("lora_dB"):
-            _split_matmul(plan, work, grads.view(path.b.start, b_shape), dy, h, m=path.width, n=path.rank, k=rows,
-                          a_off=path.column, b_off=path.h, **terms)
+            _split_matmul(
+                plan,
+                work,
+                grads.view(path.b.start, b_shape),
+                dy,
+                h,
+                m=path.width,
+                n=path.rank,
+                k=rows,
+                a_off=path.column,
+                b_off=path.h,
+                **terms,
+            )
 
 
 def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p):
