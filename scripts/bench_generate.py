@@ -20,75 +20,12 @@ from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.gpu.plan import dispatch
 from lorawgpu.model.adapter import adapter_shapes
 from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
-from lorawgpu.model.config import ModelConfig, Rope
+from lorawgpu.model.config import ModelConfig
 from lorawgpu.model.context import AdapterBuffers
-from lorawgpu.model.layers import load_model
 from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
-from lorawgpu.model.tensors import Checkpoint, Dense, Ternary, is_linear, packed_rows
-
-SHAPES = {  # hidden, intermediate, layers, heads, kv heads, head size, vocabulary, ternary
-    "bitnet-2b": (2560, 6912, 30, 20, 5, 128, 128256, True),
-    "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49152, False),
-    "llama-1b": (2048, 8192, 16, 32, 8, 64, 128256, False),
-    "tiny": (256, 512, 2, 4, 2, 64, 1000, True),
-}
+from lorawgpu.model.synthetic import SHAPES, synthetic_model
 
 CHECKED = 2  # layers
-
-
-def config_of(name: str) -> ModelConfig:
-    hidden, middle, layers, heads, kv_heads, head_dim, vocab, ternary = SHAPES[name]
-    return ModelConfig(
-        family="bitnet" if ternary else "llama",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=middle,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope=Rope(500000.0),
-        act="relu2" if ternary else "silu",
-        sub_norms=ternary,
-        tie_word_embeddings=True,
-        ternary="multiply" if ternary else None,
-        bos_token_id=None,
-        eos_token_ids=(),
-        pad_token_id=None,
-    )
-
-
-class RandomCheckpoint(Checkpoint):
-    """Random weights of a shape, made when they are asked for."""
-
-    def __init__(self, config: ModelConfig):
-        self.config, self.rng = config, np.random.default_rng(0)
-        self.shapes = config.linear_shapes() | config.norm_shapes()
-
-    def _shape(self, name: str) -> tuple:
-        if "layers." in name:
-            return self.shapes[name.split(".", 3)[3].removesuffix(".weight")]
-        c = self.config
-        return (c.hidden_size,) if name == "model.norm.weight" else (c.vocab_size, c.hidden_size)
-
-    def dense(self, name: str) -> Dense:
-        shape = self._shape(name)
-        if len(shape) == 1:
-            return Dense(np.ones(shape, np.float32), "f32")
-        width = 0.05 if not is_linear(name) else shape[1] ** -0.5
-        values = self.rng.standard_normal(shape, np.float32) * np.float32(width)
-        return Dense((values.view(np.uint32) >> 16).astype(np.uint16), "bf16")
-
-    def ternary(self, name: str) -> Ternary:
-        out, inner = self._shape(name)
-        codes = self.rng.integers(0, 3, (4, packed_rows(out), inner), np.uint8)
-        packed = codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
-        return Ternary(packed, out, 1.2 * inner**-0.5)
-
-    def tokenizer(self):
-        raise NotImplementedError
 
 
 def random_adapter(device, config: ModelConfig, rank: int) -> AdapterBuffers | None:
@@ -193,6 +130,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device")
     parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
+    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="of dense weights")
     parser.add_argument("--rank", type=int, default=16, help="of the adapter on all linears; 0: none")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
@@ -204,9 +142,10 @@ def main():
     args = parser.parse_args()
     device, rng = open_device(args.device), np.random.default_rng(2)
     kernels, start = KernelCache(device), time.perf_counter()
-    model = load_model(device, RandomCheckpoint(config_of(args.shape)))
+    model = synthetic_model(device, kernels, SHAPES[args.shape], args.store)
     adapter = random_adapter(device, model.config, args.rank)
     print(device.name, device.driver)
+    device.wait()
     print(f"{args.shape}: {model.nbytes / 1e6:,.0f} MB, rank {args.rank}, made in {time.perf_counter() - start:.1f} s")
     start = time.perf_counter()
     error = check(device, model, adapter, kernels, rng)

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Every figure of benchmarks/README.md, in ten minutes of a large GPU: bash scripts/bench_all.sh [part]...
+# Parts: training sequences peers kernels generation; without one, all. Training runs append to benchmarks/results.csv.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+
+train() { "$python" scripts/bench_train.py --csv "$@"; }
+
+training() {
+    train --shape bitnet-2b --tokens 4096 --profile
+    train --shape bitnet-2b --tokens 4096 --checkpointing
+    train --shape bitnet-2b --tokens 512
+    train --shape bitnet-2b --tokens 512 --checkpointing
+    train --shape smollm2-135m --store f32 --tokens 4096 --profile
+    train --shape smollm2-135m --store f32 --tokens 512 --profile
+}
+
+sequences() { # one sequence a step
+    for length in 128 256 1024 2048 4096 8192 16384; do
+        train --shape bitnet-2b --tokens "$length" --seq "$length" --checkpointing --seconds 4
+    done
+}
+
+peers() { # transformers + PEFT beside ours, in one run each
+    train --shape bitnet-2b --tokens 2048 --peer float32 bfloat16
+    train --shape bitnet-2b --tokens 4096 --checkpointing --peer bfloat16
+    train --shape smollm2-135m --store f32 --tokens 4096 --peer float32 bfloat16
+}
+
+kernels() {
+    "$python" scripts/bench_ops.py
+    "$python" scripts/bench_ops.py --shape smollm2-135m
+    "$python" scripts/bench_attention.py
+}
+
+generation() {
+    "$python" scripts/bench_generate.py --shape bitnet-2b --prompt 512
+    "$python" scripts/bench_generate.py --shape smollm2-135m --prompt 512
+}
+
+for part in "${@:-training sequences peers kernels generation}"; do
+    for name in $part; do "$name"; done
+done
