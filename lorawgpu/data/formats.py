@@ -73,7 +73,10 @@ def recognise(record: dict, place: Place) -> str:
         return found[0]
     have = ", ".join(f"`{key}`" for key in record) or "none"
     if found:
-        what = f"the keys fit several formats ({', '.join(found)}): say which with `type:` in the data set's entry"
+        what = (
+            f"the keys fit several formats ({', '.join(found)}): say which with `type:` in the data set's "
+            "entry of a config, or leave the others' keys out"
+        )
     else:
         known = "; ".join(f"{name}: {' + '.join(keys)}" for name, (keys, _) in FORMATS.items())
         what = f"no known format has these keys: {have}; known are {known}"

@@ -4,21 +4,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..config import TrainConfig
 from ..ops.adamw import adamw_step, grad_norm, partial_count
 from ..ops.step import adam_scales, pack_step
 
+DEFAULTS = TrainConfig.model_fields
 PIECE_ALIGN = 64  # elements: pieces start at multiples of 256 bytes
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """PyTorch's AdamW; `max_grad_norm` 0 does not clip."""
+    """PyTorch's AdamW; `max_grad_norm` 0 does not clip. Left out is what a config leaves out."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    beta1: float = DEFAULTS["adam_beta1"].default
+    beta2: float = DEFAULTS["adam_beta2"].default
+    epsilon: float = DEFAULTS["adam_epsilon"].default
+    weight_decay: float = DEFAULTS["weight_decay"].default
+    max_grad_norm: float = DEFAULTS["max_grad_norm"].default
 
     def record(self, plan, adapter, state, step, norm, *, record_id):
         """Record norm, clip and update of all of `adapter` (context.AdapterBuffers); norm f32 [1] gets the norm."""
