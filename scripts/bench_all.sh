@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 
-train() { "$python" scripts/bench_train.py --csv "$@"; }
+train() { "$python" scripts/bench_train.py --csv ${COMMIT:+--commit "$COMMIT"} "$@"; }
 
 training() {
     train --shape bitnet-2b --tokens 4096 --profile

@@ -15,7 +15,7 @@ TILES = {
 }
 BUSY = 512  # workgroups of medium tiles that keep a large GPU busy
 DEPTH = 16  # the least BK: 16 x (128 + 128) floats fill WebGPU's 16 KiB of workgroup memory
-BLOCKED_TERMS = 256  # sums up to this long are taken in blocks of DEPTH; real models have none
+BLOCKED_TERMS = 256  # sums up to this long are taken in blocks of four; real models have none
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
 
 
@@ -121,8 +121,7 @@ def matmul(
     _check_sizes(out, (n, k, lda, ldb, ldo, a_off, b_off, o_off), (splits, m, n), residual or accumulate)
     ternary, depth = store == "ternary", k // 4 if int8 else k  # int8 counts words of four
     bm, bn, tm, tn, bk = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32")]
-    blocked = k <= BLOCKED_TERMS
-    bk = DEPTH if ternary or blocked else bk  # a ternary weight's segments end at multiples of DEPTH
+    bk = DEPTH if ternary else bk  # the segments of its weights end at multiples of DEPTH
     params = {
         **{"M": m, "N4": n // 4, "K": depth, "k_span": -(-depth // (splits * DEPTH)) * DEPTH, "alpha": alpha},
         **{"lda4": lda // 4, "a_off4": a_off // 4, "ldb4": ldb if ternary else ldb // 4, "b_off4": b_off // 4},
@@ -134,7 +133,7 @@ def matmul(
         **{"BM": bm, "BN": bn, "TM": tm, "TN": tn, "BK": bk, "a_layout": a_layout, "b_layout": b_layout},
         **{"arith": "int8" if int8 else "f32", "store": "ternary_int8" if int8 else store, "scaled": ternary},
         **{"lora": lora.kind if lora else "none", "residual": residual is not None, "accumulate": accumulate},
-        **{"shifted": shift > 0, "blocked": blocked},
+        **{"shifted": shift > 0, "blocked": k <= BLOCKED_TERMS},
         "unroll": not plan.device.is_cpu,  # a software adapter compiles for seconds what it runs no faster
     }
     optional = {"qscale": qscale, "residual": residual, "h": lora and lora.h, "adapter": lora and lora.factors}
