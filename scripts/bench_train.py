@@ -29,7 +29,8 @@ from lorawgpu.watch import LateReader
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.csv"
 RANK = 16
-GROUP = 8  # steps between two waits for the GPU
+MOST = 8  # steps between two waits for the GPU, or as many as fit in GROUP_SECONDS
+GROUP_SECONDS = 1.0
 
 
 def random_batch(config, tokens, seq, rng):
@@ -41,25 +42,31 @@ def random_batch(config, tokens, seq, rng):
     return flatten(samples, tokens)
 
 
+def group_of(step_seconds: float) -> int:
+    """Steps between two waits."""
+    return max(1, min(MOST, int(GROUP_SECONDS / step_seconds)))
+
+
 class Steps:
     """Training steps as the trainer runs them: a few under way at once, the report of each read late."""
 
     def __init__(self, engine, batch):
-        self.engine, self.batch, self.late, self.step = engine, batch, LateReader(engine), 1
+        self.engine, self.batch, self.late, self.step, self.group = engine, batch, LateReader(engine), 1, 1
 
     def run(self, seconds) -> tuple[float, float]:
         """Seconds a step over about `seconds`, and the seconds of it that Python records for (medians of groups)."""
         rates, encode, until = [], [], time.perf_counter() + seconds
-        while len(rates) < 2 or time.perf_counter() < until:
+        while not rates or time.perf_counter() < until:
             start = time.perf_counter()
-            for _ in range(GROUP):
+            for _ in range(self.group):
                 begin = time.perf_counter()
                 self.engine.window([self.batch], self.step + 1, 1e-4)
                 encode.append(time.perf_counter() - begin)
                 self.step += 1
                 self.late.push(self.step)
             self.late.drain()
-            rates.append((time.perf_counter() - start) / GROUP)
+            rates.append((time.perf_counter() - start) / self.group)
+            self.group = group_of(rates[-1])
         return float(np.median(rates)), float(np.median(encode))
 
     def busy(self) -> tuple[float, float]:
@@ -146,17 +153,18 @@ def peer(args, config, dtype_name):
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     ids = torch.randint(3, config.vocab_size, (args.tokens // args.seq, args.seq), device="cuda")
-    times = []
+    times, group = [], 1
     until = time.perf_counter() + args.seconds
     while len(times) < 4 or time.perf_counter() < until:
         begin = time.perf_counter()
-        for _ in range(GROUP):
+        for _ in range(group):
             model(input_ids=ids, labels=ids).loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad()
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) / GROUP)
+        times.append((time.perf_counter() - begin) / group)
+        group = group_of(times[-1])
     peak = torch.cuda.max_memory_allocated() / 2**30
     del model, optimizer, parameters
     gc.collect()
