@@ -54,20 +54,23 @@ class Steps:
         self.engine, self.batch, self.late, self.step, self.group = engine, batch, LateReader(engine), 1, 1
 
     def run(self, seconds) -> tuple[float, float]:
-        """Seconds a step over about `seconds`, and the seconds of it that Python records for (medians of groups)."""
-        rates, encode, until = [], [], time.perf_counter() + seconds
+        """Seconds a step over about `seconds`, and those that Python records a step for (medians).
+
+        Recording is timed where nothing is queued: later steps of a group also wait for room in the queue.
+        """
+        rates, recording, until = [], [], time.perf_counter() + seconds
         while not rates or time.perf_counter() < until:
             start = time.perf_counter()
-            for _ in range(self.group):
-                begin = time.perf_counter()
-                self.engine.window([self.batch], self.step + 1, 1e-4)
-                encode.append(time.perf_counter() - begin)
+            for i in range(self.group):
                 self.step += 1
+                self.engine.window([self.batch], self.step, 1e-4)
+                if i == 0:
+                    recording.append(time.perf_counter() - start)
                 self.late.push(self.step)
             self.late.drain()
             rates.append((time.perf_counter() - start) / self.group)
             self.group = group_of(rates[-1])
-        return float(np.median(rates)), float(np.median(encode))
+        return float(np.median(rates)), float(np.median(recording))
 
     def busy(self) -> tuple[float, float]:
         """Seconds of work of the GPU in a group of steps, and from its begin to its end."""
