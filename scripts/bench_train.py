@@ -180,7 +180,7 @@ def append(row):
     RESULTS.parent.mkdir(exist_ok=True)
     new = not RESULTS.exists()
     with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row)
+        writer = csv.DictWriter(file, row, lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(row)
