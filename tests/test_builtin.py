@@ -131,7 +131,7 @@ def test_transformers_gives_the_same_loss(engine, chats):
 
 @pytest.mark.long
 def test_the_first_config_shows_what_it_promises(tmp_path, device, kernels):
-    """Two thirds of its steps are enough for the held-out loss to fall by a fifth, and for answers in the new manner."""
+    """Two thirds of its steps are enough for the held-out loss to fall by a fifth and the manner to change."""
     overrides = ["max_steps=20", f"output_dir={tmp_path / 'out'}", f"dataset_prepared_path={tmp_path / 'cache'}"]
     run = prepare(load_config(ROOT / "configs" / "tiny.yaml", overrides))
     engine = build_engine(run, device, kernels)

@@ -243,6 +243,19 @@ def test_a_lost_device_ends_the_run_naming_what_was_saved(tmp_path):
         Unplugged(run, build_engine(run, open_device())).train()
 
 
+def test_memory_that_runs_out_ends_the_run_naming_what_was_saved(tmp_path):
+    class Crowded(Trainer):
+        def _step(self, window):
+            if self.standing.step == 5:  # another program took the rest, and a new plan wants buffers
+                self.engine.device.memory.budget = self.engine.device.memory.total
+                self.engine.plan("logits", 16)
+            super()._step(window)
+
+    run = prepare(load_config(write_config(tmp_path, save_steps=2)))
+    with pytest.raises(DeviceError, match=r"(?s)out of GPU memory: .*last good checkpoint is .*checkpoint-4;"):
+        Crowded(run, build_engine(run, open_device())).train()
+
+
 def test_submits_are_paced_by_what_was_measured(tmp_path, lab):
     trainer = lab.trainer(write_config(tmp_path, max_steps=3, max_dispatch_ms=1))
     assert trainer.train() == 0
