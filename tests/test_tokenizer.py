@@ -123,7 +123,8 @@ def test_any_text_survives(text):
         with pytest.raises(UserError, match="surrogate"):
             tokenizer.encode(text)
         return
-    ids, offsets = tokenizer.encode_with_offsets(text)
+    encoding = tokenizer.encoding(text)
+    ids, offsets = encoding.ids, encoding.offsets
     assert tokenizer.decode(ids) == text
     covered = {i for start, end in offsets for i in range(start, end)}
     assert covered == set(range(len(text)))  # spaces too: masks are made from the offsets
@@ -202,7 +203,7 @@ def test_offsets_keep_the_leading_space(tmp_path):
     backend = trained()
     backend.post_processor = processors.ByteLevel(trim_offsets=True)
     tokenizer = Tokenizer.from_hf_folder(save_folder(tmp_path / "hf", backend))
-    _, offsets = tokenizer.encode_with_offsets("the the")
+    offsets = tokenizer.encoding("the the").offsets
     assert offsets[0][0] == 0 and (3, 7) in offsets
 
 

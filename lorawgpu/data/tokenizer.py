@@ -103,22 +103,16 @@ class Tokenizer:
         """
         return self.encoding(text, add_special, parse_special).ids
 
-    def encode_with_offsets(
-        self, text: str, add_special: bool = False, parse_special: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids and, for each, the characters `[start, end)` of `text` that it covers, spaces included.
-
-        Tokens that share one multi-byte character all cover it; tokens put by `add_special` cover (0, 0).
-        """
-        encoding = self.encoding(text, add_special, parse_special)
-        return encoding.ids, encoding.offsets
-
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of token ids; bytes that form no character become U+FFFD, ids without a token become nothing."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
     def encoding(self, text: str, add_special: bool = False, parse_special: bool = True) -> tokenizers.Encoding:
-        """What the library knows of `text`: to be asked for no more than is needed, which can save half the time."""
+        """What the library knows of `text`: to be asked for no more than is needed, which can save half the time.
+
+        `offsets`: the characters `[start, end)` of `text` that each token covers, spaces included. Tokens that share
+        one multi-byte character all cover it; tokens put by `add_special` cover (0, 0).
+        """
         backend = self._backend if parse_special else self._without_special()
         try:
             return backend.encode(text, add_special_tokens=add_special)

@@ -46,7 +46,7 @@ def model(path):
 
 def use(tokenizer):
     ids = tokenizer.encode(TEXT, add_special=True)
-    tokenizer.encode_with_offsets(TEXT, parse_special=False)
+    tokenizer.encoding(TEXT, parse_special=False)
     tokenizer.decode(ids)
     if tokenizer.chat_template is not None:
         ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens).render(TURNS)
