@@ -192,6 +192,17 @@ def test_large_scores_stay_finite(device, kernels, impl):
 
 
 @pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 64), (2, 1, 10)], ids=str)
+def test_a_row_that_sees_one_key_has_no_gradient_of_its_query(device, kernels, impl, sizes):
+    """Its weight is 1 whatever its query is. Adam would make a whole step of a rounding error, so it must be 0 exactly."""
+    case = Case([2, 1, 9], *sizes, tail=4)
+    got = run(device, kernels, case, impl)
+    one = case.kv_start == case.slot
+    assert (got[2][one] == 0).all() and (got[2][~one] != 0).all()
+    check(got, case.reference())
+
+
+@pytest.mark.parametrize("impl", IMPLS)
 def test_two_runs_give_identical_bits(device, kernels, impl):
     case = Case([41, 29], 6, 2, 16, tail=3)
     first, second = (run(device, kernels, case, impl) for _ in range(2))
