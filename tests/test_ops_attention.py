@@ -194,7 +194,7 @@ def test_large_scores_stay_finite(device, kernels, impl):
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 64), (2, 1, 10)], ids=str)
 def test_a_row_that_sees_one_key_has_no_gradient_of_its_query(device, kernels, impl, sizes):
-    """Its weight is 1 whatever its query is. Adam would make a whole step of a rounding error, so it must be 0 exactly."""
+    """Its weight is 1 whatever its query is. Exactly 0: of a rounding error Adam would make a whole step."""
     case = Case([2, 1, 9], *sizes, tail=4)
     got = run(device, kernels, case, impl)
     one = case.kv_start == case.slot
