@@ -15,6 +15,7 @@ from .gpu import device_errors
 from .model.base_name import note_other_base
 
 CHAT_CONTEXT = 4096  # tokens of a conversation, where the model allows as many
+ROOM = 1 / 8  # of that context is kept for an answer, so that a long --max-new-tokens does not refuse every turn
 USAGE = {  # of the sampling options, whose defaults are `Sampling`'s
     "temperature": "0 takes the likeliest token each time",
     "top_k": "choose among the K likeliest tokens; 0: all",
@@ -53,6 +54,8 @@ def parse(argv: list[str]) -> Namespace:
         raise UserError(f"--max-new-tokens {args.max_new_tokens}: wanted at least 1")
     if args.compare and not args.adapter:
         raise UserError("--compare shows an answer with and without the adapter: give one with --adapter")
+    if args.chat and sys.stdin is None:
+        raise UserError("--chat reads its turns from stdin, which is closed here: ask with --prompt or --prompts")
     if args.raw and (args.chat or args.system is not None or args.chat_template):
         raise UserError("--raw has no turns: it goes with none of --chat, --system and --chat-template")
     return args
@@ -76,7 +79,7 @@ def show(llm: LoadedModel, prompt, options: dict, side: str = "") -> str:
     for piece in llm.stream(prompt, ended=ended, **options):
         pieces.append(piece)
         print(piece, end="", flush=True)
-    print()
+    print(flush=True)  # before the note, also where both go into one file
     if ended.reason != "stop":
         why = "--max-new-tokens" if ended.reason == "length" else "the model's context"
         print(f"(cut{side and ' ' + side}: {why} reached)", file=sys.stderr)
@@ -128,17 +131,29 @@ def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
         if line == "/reset":
             messages = list(start)
             continue
-        messages.append({"role": "user", "content": line})
-        if len(llm.encode(messages)) > context - args.max_new_tokens:
-            messages.pop()
-            print(
-                f"(the conversation with this turn leaves less than --max-new-tokens {args.max_new_tokens} of the "
-                f"context of {context} tokens: /reset begins a new one)",
-                file=sys.stderr,
-            )
+        turn = {"role": "user", "content": line}
+        if why := too_long(llm, messages + [turn], start + [turn], context, args.max_new_tokens):
+            print(f"({why})", file=sys.stderr)
             continue
+        messages.append(turn)
         text = show_sides(llm, messages, options | {"context": context, "reuse": True}, args.compare)
         messages.append({"role": "assistant", "content": text})
+
+
+def too_long(llm: LoadedModel, messages: list[dict], alone: list[dict], context: int, max_new_tokens: int) -> str:
+    """Why a turn is not asked, "" when it is. `alone`: what the turn would be after /reset."""
+    room = min(max_new_tokens, max(1, int(context * ROOM)))
+    if len(llm.encode(messages)) <= context - room:
+        return ""
+    if len(asked := llm.encode(alone)) > context - room:
+        return (
+            f"this turn alone has {len(asked)} tokens and leaves less than {room} of the context of {context} for an "
+            "answer: shorten it"
+        )
+    return (
+        f"the conversation with this turn leaves less than {room} tokens of the context of {context} for an answer: "
+        "/reset begins a new one"
+    )
 
 
 def read_turn() -> str:

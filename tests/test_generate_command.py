@@ -129,7 +129,31 @@ def test_chat_remembers_resets_and_refuses_what_is_too_long(run, llm):
     turns = [("user", "hi"), ("assistant", first), ("user", "and?")]
     second = llm.generate([{"role": r, "content": c} for r, c in turns], max_new_tokens=5)
     assert code == 0 and out.startswith(f"{first}\n{second}\n{first}\n")
-    assert "leaves less than --max-new-tokens 5 of the context of 160 tokens" in err
+    assert "this turn alone has" in err and "leaves less than 5 of the context of 160 for an answer: shorten it" in err
+
+
+def test_a_long_answer_leaves_room_for_the_next_turn(run, llm):
+    """--max-new-tokens above the context refuses no turn; an answer ends where the context does, and says so."""
+    code, out, err = run("--chat", "--max-new-tokens", "600", typed="hi\nand?\n/reset\nhi\n")
+    first = llm.generate("hi", max_new_tokens=600)
+    assert code == 0 and out == f"{first}\n{first}\n"
+    assert err.count("(cut: the model's context reached)") == 2
+    assert "leaves less than 20 tokens of the context of 160 for an answer: /reset begins a new one" in err
+
+
+def test_chat_without_a_stdin_is_one_message(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, out, err = run("--chat")
+    assert code == 2 and out == "" and "--chat reads its turns from stdin, which is closed" in err
+
+
+def test_an_answer_is_out_before_the_note_on_it(run, monkeypatch):
+    """Both may go into one file, and stdout holds back what it is given when it is no terminal."""
+    both = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(both, "utf-8", write_through=name == "stderr"))
+    run("--prompt", "hello", "--max-new-tokens", "2")
+    assert both.getvalue().endswith(b"\n(cut: --max-new-tokens reached)\n")
 
 
 def test_a_pipe_is_read_to_its_end_and_a_terminal_to_an_empty_line(run, llm, monkeypatch):
