@@ -95,6 +95,15 @@ def test_a_running_run_is_reported_as_far_as_it_came(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == torn
 
 
+@pytest.mark.parametrize(
+    "config", [b"base_model: caf\xe9\n", b"\0\0", b"\xff\xfe" * 9, b"adapter: 2024-99-99\n", b"[" * 5000, b"? [1]\n"]
+)
+def test_a_damaged_config_is_shown_as_far_as_it_can_be_read(tmp_path, config):
+    (tmp_path / "config.yaml").write_bytes(config)
+    assert report.main([str(tmp_path)]) == 0
+    assert "No adapter was saved yet." in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_records_of_any_kind_make_a_page(tmp_path):
     """Numbers that were not finite leave a gap; what is no number, or no list of samples, is passed over."""
     log = MetricsLog(tmp_path / "metrics.jsonl")

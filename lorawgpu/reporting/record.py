@@ -66,7 +66,7 @@ def read_run(folder: Path) -> RunRecord:
     config_file = folder / CONFIG_FILE
     if not records and not config_file.exists():
         raise UserError(f"{folder}: holds no run: neither {METRICS_FILE} nor {CONFIG_FILE}")
-    config_text = config_file.read_text("utf-8") if config_file.exists() else ""
+    config_text = config_file.read_text("utf-8", "replace") if config_file.exists() else ""
     adapter, note = _newest_adapter(folder, _continued_from(config_text))
     finished = adapter is not None and adapter.place == folder
     return RunRecord(folder, records, config_text, adapter, note, finished)
@@ -98,9 +98,10 @@ def _written(place: Path) -> float:
 
 
 def _continued_from(config_text: str) -> Path | None:
+    """The adapter that the run says it started from. A config that is damaged says nothing: the rest is shown."""
     try:
         config = yaml.safe_load(config_text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that is none
         return None
     adapter = config.get("adapter") if isinstance(config, dict) else None
     return Path(adapter) if isinstance(adapter, str) else None
