@@ -93,6 +93,12 @@ def big_card(choice=None):
     return DryDevice(SimpleNamespace(info=info, features=()), "for the test", limits)
 
 
+def least_card(choice=None):
+    """One that grants what WebGPU guarantees, and no more."""
+    info = {"device": "least", "adapter_type": "DiscreteGPU", "backend_type": "Vulkan", "description": "driver"}
+    return DryDevice(SimpleNamespace(info=info, features=()), "for the test", DEFAULT_LIMITS)
+
+
 def header_of(path: Path) -> dict[str, str]:
     """What the comments at the top of a config say, by their first word."""
     lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").split("\n\n")[0].splitlines()]
@@ -150,3 +156,21 @@ def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, files, tm
     promised, unit = re.search(r"([\d.]+) (GiB|MiB)", header_of(path)["Memory:"]).groups()
     assert counted == pytest.approx(float(promised) * (1024 if unit == "GiB" else 1), rel=0.02)  # two digits are said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_on_the_guaranteed_limits_it_fits_or_says_which_micro_batch_would(path, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "open_dry_device", least_card)
+    sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}"]
+    if not base_of(path).startswith("builtin:"):
+        sets.append(f"base_model={hollow_model(tmp_path / 'model', SHAPES[base_of(path)])}")
+
+    def dry_run(*more):
+        return train.main([str(path), "--dry-run", *(arg for text in (*sets, *more) for arg in ("--set", text))])
+
+    if dry_run() == 0:
+        return
+    said = capsys.readouterr().err
+    assert "134,217,728" in said
+    fits = re.search(r"It would fit with micro_batch_size (\d+) ", said)[1]
+    assert dry_run(f"micro_batch_size={fits}") == 0

@@ -3,13 +3,14 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from golden_case import GOLDEN
 from tiny_run import byte_model, write_config
 
 from lorawgpu.config import load_config
 from lorawgpu.errors import DeviceError
-from lorawgpu.gpu import KernelCache, Plan, open_dry_device
+from lorawgpu.gpu import KernelCache, Plan, open_device, open_dry_device
 from lorawgpu.run import build_engine, prepare
 from lorawgpu.trainer import Trainer
 
@@ -73,6 +74,28 @@ def test_it_names_settings_that_would_fit(tmp_path):
     engine = build_engine(run, open_dry_device())
     with pytest.raises(DeviceError, match="It would fit with micro_batch_size"):
         build_engine(run, open_dry_device(budget=engine.device.memory.total * 9 // 10))
+
+
+@pytest.mark.parametrize("open_it", [open_device, open_dry_device])
+def test_activations_beyond_a_binding_name_settings_that_fit(tmp_path, open_it):
+    """The guaranteed binding of 128 MiB holds 2,427 rows of BitNet-2B's gate and up."""
+    run = prepare(load_config(write_config(tmp_path, micro_batch_size=8, sequence_len=32)))
+    device = open_it()
+    device.limits = device.limits | {"max-storage-buffer-binding-size": 96 << 10}
+    with pytest.raises(DeviceError, match=r"(?s)at once; .* allows 98,304.*It would fit with micro_batch_size"):
+        build_engine(run, device)
+
+
+def test_a_clear_goes_a_binding_at_a_time(device):
+    plan = Plan(device, KernelCache(device))
+    tensor = device.upload(np.ones(1000, np.float32))
+    whole, device.limits = device.limits, device.limits | {"max-storage-buffer-binding-size": 1024}
+    with plan.section("s"):
+        plan.clear(tensor)
+    device.limits = whole
+    assert len(plan.sections["s"]) == 4
+    plan.run("s")
+    assert not device.read(tensor).any()
 
 
 def test_it_refuses_what_a_device_would(tmp_path):

@@ -9,6 +9,7 @@ import wgpu
 from wgpu.backends.wgpu_native import ffi
 from wgpu.backends.wgpu_native._api import libf
 
+from ..errors import DeviceError
 from .kernel import KernelCache
 from .tensor import Tensor
 
@@ -77,14 +78,14 @@ class Plan:
     ):
         """Append one dispatch of `stem:entry` over `grid` workgroups.
 
-        `tensors` are bound by the shader's names: exactly those that the entry point uses. ValueError otherwise.
+        `tensors` are bound by the shader's names: exactly those that the entry point uses. ValueError otherwise;
+        DeviceError for more workgroups or a larger binding than the device allows.
         `nbytes`: what it moves at least, where that is not all of them.
         """
         kernel = self.kernels.get(stem, entry, overrides or {}, template or {})
         label = "/".join([*self._scope, f"{stem}:{entry}"])
         grid = tuple(grid) + (1,) * (3 - len(grid))
-        if max(grid) > (limit := self.device.limits["max-compute-workgroups-per-dimension"]):
-            raise ValueError(f"{label} needs {grid} workgroups; the limit is {limit} per dimension")
+        self._check_limits(label, grid, tensors)
         if min(grid) == 0:
             return
         resources = {n: {"buffer": t.buffer, "offset": t.offset, "size": t.nbytes} for n, t in tensors.items()}
@@ -103,12 +104,25 @@ class Plan:
         nbytes = sum(t.nbytes for t in tensors.values()) if nbytes is None else nbytes
         self.sections[self._current].append(Record(label, kernel.pipeline, group, grid, flops, nbytes))
 
+    def _check_limits(self, label: str, grid: tuple, tensors: dict):
+        device = self.device
+        if max(grid) > (limit := device.limits["max-compute-workgroups-per-dimension"]):
+            raise DeviceError(f"{label} needs {grid} workgroups; {device.name} allows {limit:,} per dimension")
+        for name, tensor in tensors.items():
+            if tensor.nbytes > device.max_binding:
+                raise DeviceError(
+                    f"{label} reads {name}, {tensor.nbytes:,} bytes, at once; {device.name} allows {device.max_binding:,}"
+                )
+
     def clear(self, tensor: Tensor):
-        """Append a fill of `tensor` (of 4-byte elements) with zeros."""
-        count = tensor.nbytes // 4
-        groups = -(-count // 256)
-        x = min(groups, 32768)
-        self.record("clear", "main", (x, -(-groups // x)), params={"count": count, "stride": x * 256}, out=tensor)
+        """Append a fill of `tensor` (of 4-byte elements) with zeros, a binding at a time."""
+        most = self.device.max_binding // 4
+        for start in range(0, tensor.size, most):
+            count = min(most, tensor.size - start)
+            groups = -(-count // 256)
+            x = min(groups, 32768)
+            params = {"count": count, "stride": x * 256}
+            self.record("clear", "main", (x, -(-groups // x)), params=params, out=tensor.view(start, (count,)))
 
     def run(self, *names: str):
         """Replay sections in order, in as few submits as `flops_per_submit` and RECORDS_PER_SUBMIT allow."""
