@@ -105,14 +105,12 @@ class Plan:
         self.sections[self._current].append(Record(label, kernel.pipeline, group, grid, flops, nbytes))
 
     def _check_limits(self, label: str, grid: tuple, tensors: dict):
-        device = self.device
+        device, most = self.device, self.device.max_binding
         if max(grid) > (limit := device.limits["max-compute-workgroups-per-dimension"]):
             raise DeviceError(f"{label} needs {grid} workgroups; {device.name} allows {limit:,} per dimension")
         for name, tensor in tensors.items():
-            if tensor.nbytes > device.max_binding:
-                raise DeviceError(
-                    f"{label} reads {name}, {tensor.nbytes:,} bytes, at once; {device.name} allows {device.max_binding:,}"
-                )
+            if (size := tensor.nbytes) > most:
+                raise DeviceError(f"{label} binds {name}, {size:,} bytes, at once; {device.name} allows {most:,}")
 
     def clear(self, tensor: Tensor):
         """Append a fill of `tensor` (of 4-byte elements) with zeros, a binding at a time."""
