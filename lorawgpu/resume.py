@@ -14,6 +14,7 @@ from .data.batching import State as DataState
 from .engine import Engine
 from .errors import UserError
 from .gpu.kernel import SHADERS
+from .occupied import occupied
 from .ops.window import State, pack_state
 from .run import Run
 
@@ -73,33 +74,38 @@ def environment(device) -> dict[str, str]:
     return own | versions | {"device": device.name, "driver": device.driver}
 
 
-def checkpoint_to_resume(run_folder: Path, choice: str | None) -> Path | None:
-    """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one), or None to start afresh.
+def checkpoint_to_resume(run_folder: Path, choice: str | None, given: Path | None = None) -> Path | None:
+    """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one; a run folder: its newest),
+    or None to start afresh. `given`: the config file.
 
-    UserError when it does not exist, or when starting afresh, or from another place, would mix two runs in one folder.
+    UserError when it does not exist, or when starting afresh, or from another place, would mix two runs in one folder
+    or write over files of the user.
     """
-    found = list_checkpoints(run_folder)
+    if reason := occupied(run_folder, given, resuming=choice is not None):
+        raise UserError(reason)
     if choice is None:
-        if found:
-            raise UserError(
-                f"{run_folder} already holds a run, up to {found[-1].name}: continue it with --resume, "
-                "or choose another output_dir"
-            )
         return None
-    if choice == "auto":
-        newest = newest_checkpoint(run_folder)
-        if found and newest is None:
-            raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
-        return newest
     path = Path(choice).expanduser().absolute()
+    if choice == "auto" or path.resolve() == run_folder.resolve():
+        return _newest(run_folder)
     if not path.exists():
         raise UserError(f"--resume {path}: no such folder; wanted a checkpoint-<step> folder, or auto for the newest")
+    if list_checkpoints(path):
+        path = _newest(path)
+    found = list_checkpoints(run_folder)
     if found and found[-1].resolve() != path.resolve():
         raise UserError(
             f"--resume {choice}: {run_folder} holds {found[-1].name}, which another course of training would mix with; "
             "choose another output_dir, or move the later checkpoints away"
         )
     return path
+
+
+def _newest(run_folder: Path) -> Path | None:
+    newest, found = newest_checkpoint(run_folder), list_checkpoints(run_folder)
+    if found and newest is None:
+        raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
+    return newest
 
 
 def load_snapshot(path: Path) -> Snapshot:

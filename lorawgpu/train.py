@@ -13,6 +13,7 @@ from .data.preview import preview_lines
 from .errors import UserError
 from .gpu import open_device, open_dry_device
 from .lock import only_run_in
+from .occupied import occupied
 from .planning import plan_text
 from .report import write_report
 from .resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
@@ -74,19 +75,21 @@ def train(config: TrainConfig, args: Namespace) -> int:
     fresh = args.dry_run and args.resume is None
     if not args.dry_run:
         restore_replaced(Path(config.output_dir))
-    path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume)
+    path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
     snapshot = load_snapshot(path) if path else None
     prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None, args.dry_run)
     if snapshot:
         check_same_run(prepared, snapshot, path)
     device = (open_dry_device if args.dry_run else open_device)(args.device or config.device)
     engine = build_engine(prepared, device)
-    trainer = Trainer(prepared, engine, snapshot)
+    trainer = Trainer(prepared, engine, snapshot, Path(args.config))
     print(plan_text(trainer.plan), flush=True)
     print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
     if args.resume and not path:
         print(f"resume   no checkpoint in {prepared.folder}: nothing to resume, starting at step 1", flush=True)
     if args.dry_run:
+        if fresh and (reason := occupied(prepared.folder, Path(args.config), resuming=False)):
+            print(f"note     the run itself would be refused: {reason}")
         return 0
     code = trainer.train()
     write_report_if_possible(prepared.folder)

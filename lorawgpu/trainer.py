@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from .atomic import replace_file
 from .checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from .data.batching import Window
 from .data.places import in_words
@@ -18,23 +17,23 @@ from .final import save_final
 from .gpu import device_errors
 from .interrupt import Interrupts
 from .metrics import MetricsLog, Progress
+from .occupied import set_metrics_aside, write_config
 from .pace import flops_per_submit
 from .planning import plan_of
 from .prefetch import Prefetch
+from .reporting.record import METRICS_FILE
 from .resume import Standing, restore, resume_notes, take_snapshot
 from .run import Run
 from .samples import Samples
 from .sinks import open_sinks
 from .watch import LateReader, Report, bad_tensors, fault
 
-METRICS_FILE, CONFIG_FILE = "metrics.jsonl", "config.yaml"
-
 
 class Trainer:
-    """One run on one engine, from its start or from a snapshot."""
+    """One run on one engine, from its start or from a snapshot. `given`: the config file, which is never changed."""
 
-    def __init__(self, run: Run, engine: Engine, snapshot=None):
-        self.run, self.engine, self.config = run, engine, run.config
+    def __init__(self, run: Run, engine: Engine, snapshot=None, given: Path | None = None):
+        self.run, self.engine, self.config, self.given = run, engine, run.config, given
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
             self.standing = restore(engine, snapshot) if snapshot else Standing()
@@ -53,14 +52,15 @@ class Trainer:
         """
         folder = self.run.folder
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / CONFIG_FILE, self.config.dump_yaml().encode())
+        kept = [write_config(folder, self.config.dump_yaml(), self.given), set_metrics_aside(folder)]
         sinks = open_sinks(self.config.report_to, folder, self.config.model_dump())
         log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, sinks)
         if not self.standing.step:
             log.write(0, plan=self.plan, total_steps=self.run.schedule.total_steps)
         self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
-        for note in self.notes:
-            self.progress.message(f"note: this run will not end as the one before would have: {note}")
+        notes = [f"this run will not end as the one before would have: {note}" for note in self.notes]
+        for note in filter(None, kept + notes):
+            self.progress.message(f"note: {note}")
         try:
             with device_errors(), Interrupts(self._notice) as interrupts:
                 self._loop(interrupts)

@@ -120,6 +120,13 @@ def test_resume_from_a_named_checkpoint_into_another_folder(tmp_path, lab, whole
         lab.trainer(everything(tmp_path, "whole"), str(whole / "checkpoint-8"))
 
 
+def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path, lab, whole):
+    branch = lab.trainer(everything(tmp_path, "branch"), str(whole))
+    assert branch.standing.step == STEPS
+    itself = lab.trainer(everything(tmp_path, "whole"), str(whole))
+    assert itself.standing.step == STEPS
+
+
 def test_bad_step_counters_and_best_are_resumed(tmp_path, lab):
     trainer = lab.trainer(everything(tmp_path, "a"), kind=stopping_at(4))
     trainer.train()

@@ -27,6 +27,12 @@ def resume(folder, spoil=lambda path: None, choice="{checkpoint}", steps=(7,)):
     return ["train", path, *(["--resume", chosen] if chosen else [])]
 
 
+def there(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "adapter_model.safetensors").touch()
+    return ["train", write_config(folder)]
+
+
 def cut(name):
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:-1])
 
@@ -43,6 +49,7 @@ CASES = {
     "a setting of no YAML": (option("--set", "lora_r=[1"), "--set lora_r=[1: the value is not YAML; put it in quotes"),
     "a setting of nowhere": (option("--set", "datasets.7.path=a"), "--set datasets.7.path=a: datasets has no entry 7"),
     "a run that is there": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
+    "an adapter that is there": (there, "out already holds adapter_model.safetensors of another run or of yours: choose"),
     "a checkpoint of another run": (resume, "its state lacks or garbles"),
     "a checkpoint without moments": (partial(resume, spoil=lambda p: (p / OPTIMIZER_FILE).unlink()), "is missing"),
     "a checkpoint that is cut": (partial(resume, spoil=cut(OPTIMIZER_FILE)), "is not the file that was saved (cut sho"),

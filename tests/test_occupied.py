@@ -1,0 +1,90 @@
+"""A run writes over no other run's files and over none of the user's."""
+
+import shutil
+
+import pytest
+from test_resume import stopping_at
+from tiny_run import adapter_bytes, write_config
+
+from lorawgpu.checkpoint import list_checkpoints
+from lorawgpu.config import load_config
+from lorawgpu.metrics import read_metrics
+from lorawgpu.occupied import MARK, occupied
+
+
+def tree(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def finished(tmp_path, lab):
+    """The folder of a finished run whose checkpoints were cleared away."""
+    folder = lab.train(write_config(tmp_path, max_steps=1))
+    for checkpoint in list_checkpoints(folder):
+        shutil.rmtree(checkpoint)
+    return folder
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_finished_adapter_is_kept(tmp_path, finished, capsys, train_main, resume):
+    before = tree(finished)
+    assert train_main([str(tmp_path / "config.yaml"), *resume]) == 2
+    err = capsys.readouterr().err
+    assert "out already holds adapter_model.safetensors, adapter_config.json, metrics.jsonl, config.yaml" in err
+    assert "choose another output_dir, or remove what is there" in err and tree(finished) == before
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "config.yaml", "report.html"])
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_file_of_the_user_is_kept(tmp_path, capsys, train_main, name, resume):
+    config = write_config(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("# mine\n")
+    assert train_main([str(config), *resume]) == 2
+    assert f"out already holds {name} of another run or of yours" in capsys.readouterr().err
+    assert (tmp_path / "out" / name).read_text() == "# mine\n"
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_the_config_that_was_given_is_kept(tmp_path, capsys, train_main, resume):
+    config = write_config(tmp_path, output_dir=str(tmp_path))
+    before = config.read_bytes()
+    assert train_main([str(config), *resume]) == 2
+    assert "holds the config that was given, and the run would write its own" in capsys.readouterr().err
+    assert config.read_bytes() == before
+
+
+def test_a_run_goes_on_from_its_own_config_which_stays(tmp_path, capsys, lab, train_main):
+    lab.train(write_config(tmp_path, max_steps=1))
+    own = tmp_path / "out" / "config.yaml"
+    before = own.read_bytes()
+    assert before.startswith(MARK.encode()) and load_config(own).max_steps == 1
+    assert train_main([str(own), "--resume", "--set", "max_steps=2"]) == 0
+    assert own.read_bytes() == before
+    assert "was given and stays as it is; this run differs from it by what --set says" in capsys.readouterr().err
+
+
+def test_the_metrics_of_a_run_killed_early_are_kept(tmp_path, capsys, lab, train_main):
+    config = write_config(tmp_path, max_steps=2)
+    lab.trainer(config, kind=stopping_at(1)).train()
+    shutil.rmtree(tmp_path / "out" / "checkpoint-1")
+    before = (tmp_path / "out" / "metrics.jsonl").read_bytes()
+    assert train_main([str(config)]) == 2
+    assert "or start it again with --resume" in capsys.readouterr().err
+    assert train_main([str(config), "--resume"]) == 0
+    assert "saved no checkpoint; kept as metrics.1.jsonl" in capsys.readouterr().err
+    assert (tmp_path / "out" / "metrics.1.jsonl").read_bytes() == before
+    assert read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"] == 2
+
+
+def test_a_dry_run_says_that_the_run_would_be_refused(tmp_path, finished, capsys, train_main):
+    before = adapter_bytes(finished)
+    assert train_main([str(tmp_path / "config.yaml"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "note     the run itself would be refused: " in out and "already holds adapter_model.safetensors" in out
+    assert adapter_bytes(finished) == before
+
+
+def test_an_empty_or_missing_folder_is_free(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    assert occupied(tmp_path, tmp_path / "c.yaml", False) is None and occupied(tmp_path / "no", None, False) is None
