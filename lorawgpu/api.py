@@ -1,7 +1,7 @@
 """The Python interface: `lorawgpu.load(model, adapter)` and what can be asked of a loaded model.
 
-llm = lorawgpu.load("HuggingFaceTB/SmolLM2-135M-Instruct", adapter="outputs/my-run")
-print(llm.generate("What is a llama?"))
+llm = lorawgpu.load("HuggingFaceTB/SmolLM2-135M-Instruct", adapter="out/mine")
+print(llm.generate("What is a llama?", temperature=0.7, top_p=0.9))
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .asked import is_conversation, messages_of, records_of, sampling_of, token_ids, whole_number
 from .data.batching import Sample, flatten, token_capacity
 from .data.encode import Encoder, EncodeSettings
 from .data.formats import recognise
@@ -31,6 +32,7 @@ from .model.loader import Checkpoint, open_checkpoint
 from .ops.matvec import MAX_ROWS
 
 MAX_NEW_TOKENS = 256
+UNBOUNDED = 1 << 30  # tokens: the context is checked by its own name, not as a setting of a config
 CONTEXT_STEP = 512  # caches are made a little larger than asked for, so that the next prompt fits too
 Prompt = str | list  # text, or a conversation: a list of {"role", "content"}
 
@@ -45,7 +47,7 @@ class Ended:
 def load(
     model: str | Path,
     adapter: str | Path | None = None,
-    device: str | Device | None = "auto",
+    device: str | int | Device | None = "auto",
     chat_template: str | None = None,
 ) -> "LoadedModel":
     """A model with its adapter on a device, ready to be asked.
@@ -55,9 +57,10 @@ def load(
     a Jinja file or the text (default: what the adapter was trained with, else the model's). UserError, DeviceError.
     """
     checkpoint = open_checkpoint(model)
-    lora = read_adapter(adapter, checkpoint.config) if adapter else None
-    opened = device if isinstance(device, Device) else open_device(device)
-    return LoadedModel(opened, checkpoint, lora, (Path(adapter) if adapter else None, chat_template))
+    folder = None if adapter is None else Path(adapter)
+    lora = None if adapter is None else read_adapter(adapter, checkpoint.config)
+    opened = device if isinstance(device, Device) else open_device(None if device is None else str(device))
+    return LoadedModel(opened, checkpoint, lora, (folder, chat_template))
 
 
 class LoadedModel:
@@ -98,8 +101,12 @@ class LoadedModel:
             self._prompts = Prompts(tokenizer, template_for(tokenizer, *self._template))
         return self._prompts
 
-    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
-        """Ids of a prompt: text is a user's turn where the model has a chat template, unless it is to be raw."""
+    def encode(self, prompt: Prompt, raw: bool = False, place: tuple[str, int] = ("prompt", 1)) -> list[int]:
+        """Ids of a prompt: text is a user's turn where the model has a chat template, unless it is to be raw.
+
+        UserError, with `place`, for what is neither a text nor a conversation of known roles.
+        """
+        prompt = messages_of(prompt, raw, place)
         if isinstance(prompt, str) and (raw or self.prompts.template is None):
             return self.prompts.raw(prompt)
         return self.prompts.chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
@@ -109,23 +116,27 @@ class LoadedModel:
         prompt: Prompt,
         *,
         max_new_tokens: int = MAX_NEW_TOKENS,
-        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        sampling: Sampling | None = None,
         raw: bool = False,
         use_adapter: bool = True,
         context: int | None = None,
         reuse: bool = False,
         ended: Ended | None = None,
+        **settings: float,
     ) -> Iterator[str]:
-        """The answer in pieces, as they are made.
+        """The answer in pieces, as they are made. UserError at the first for what is asked wrongly.
 
+        sampling, settings: as `generate`;
         context: tokens that the cache is to hold (default: what this answer needs; the model's limit bounds both);
         reuse: keep what the cache holds of the prompt's beginning, for a conversation that goes on; ended: told why.
         """
+        sampling, max_new_tokens = sampling_of(sampling, settings), whole_number("max_new_tokens", max_new_tokens)
+        context = None if context is None else whole_number("context", context)
         ids = self.encode(prompt, raw)
         decoder = self._decoder(1, [ids], max_new_tokens, use_adapter, context)
         generator = Generator(decoder, self.prompts.stop_ids(self.config.eos_token_ids))
         text = TextStream(self.prompts.tokenizer, strip=not raw)
-        for _, token in generator.stream([ids], sampling.check(), max_new_tokens, reuse=reuse):
+        for _, token in generator.stream([ids], sampling, max_new_tokens, reuse=reuse):
             if piece := text.push(token):
                 yield piece
         if rest := text.finish():
@@ -138,22 +149,26 @@ class LoadedModel:
         prompt: Prompt | list[Prompt],
         *,
         max_new_tokens: int = MAX_NEW_TOKENS,
-        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        sampling: Sampling | None = None,
         raw: bool = False,
         use_adapter: bool = True,
         ended: list[Ended] | None = None,
+        **settings: float,
     ) -> str | list[str]:
         """The answer to a prompt (text, or a conversation), or the answers to a list of prompts, several at once.
 
+        settings: temperature, top_k, top_p, min_p, repetition_penalty and seed, in place of those of `sampling`
+        (`Sampling` says what they do and their defaults). UserError for what is asked wrongly.
         Prompt number i of a list draws from stream i of the seed: its answer does not depend on the others.
         ended: gets an Ended for each answer, in their order.
         """
-        several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], dict))
-        asked = [self.encode(p, raw) for p in (prompt if several else [prompt])]
+        sampling, max_new_tokens = sampling_of(sampling, settings), whole_number("max_new_tokens", max_new_tokens)
+        several = isinstance(prompt, list) and not is_conversation(prompt)
+        asked = [self.encode(p, raw, ("prompt", i)) for i, p in enumerate(prompt if several else [prompt], 1)]
         answers = []
         for first in range(0, len(asked), MAX_ROWS):
             some = asked[first : first + MAX_ROWS]
-            texts, reasons = self._answers(some, first, max_new_tokens, sampling.check(), raw, use_adapter)
+            texts, reasons = self._answers(some, first, max_new_tokens, sampling, raw, use_adapter)
             answers += texts
             if ended is not None:
                 ended += map(Ended, reasons)
@@ -188,8 +203,8 @@ class LoadedModel:
     # Scoring
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each of `ids`, float32 [len(ids), V]."""
-        ids = np.asarray(ids, np.int32)
+        """Logits after each of `ids`, float32 [len(ids), V]. UserError for what is no token, and beyond the context."""
+        ids = token_ids(ids, self.config.vocab_size, self.config.max_position_embeddings)
         sample = Sample(ids, np.full(len(ids), -100, np.int32))
         capacity = token_capacity(1, len(ids))
         return self._scorer(len(ids)).logits(flatten([sample], capacity), np.arange(len(ids)))
@@ -200,19 +215,20 @@ class LoadedModel:
         A record is what a data set may hold ({"messages": ...}, {"text": ...}, {"input_ids", "labels"}, ...), or a
         text. UserError for one that trains nothing or is longer than the model's context.
         """
-        samples = [self._sample(i, {"text": r} if isinstance(r, str) else r) for i, r in enumerate(records, 1)]
-        if not samples:
-            raise UserError("loss: got no record")
-        longest = max(map(len, samples))
-        return evaluate_source(self._scorer(longest), _Samples(samples)).loss
+        samples = [self._sample(number, record) for number, record in enumerate(records_of(records), 1)]
+        return evaluate_source(self._scorer(max(map(len, samples))), _Samples(samples)).loss
 
     def _sample(self, number: int, record: dict) -> Sample:
-        settings = EncodeSettings(self.config.max_position_embeddings, "raise", False, ("assistant",))
+        settings = EncodeSettings(UNBOUNDED, "raise", False, ("assistant",))
         kind = recognise(record, ("records", number))
         tokenizer, template = (
             (None, None) if kind == "pretokenized" else (self.prompts.tokenizer, self.prompts.template)
         )
-        return Encoder(kind, settings, tokenizer, template, self.config.vocab_size)("records", number, record).sample
+        encoder = Encoder(kind, settings, tokenizer, template, self.config.vocab_size)
+        sample, limit = encoder("records", number, record).sample, self.config.max_position_embeddings
+        if len(sample) > limit:
+            raise UserError(f"records, line {number}: {len(sample)} tokens, the model's context is {limit}: shorten it")
+        return sample
 
     def _scorer(self, tokens: int) -> Engine:
         if self._engine is None or self._engine.options.capacity < tokens:

@@ -54,11 +54,16 @@ def parse(argv: list[str]) -> Namespace:
         raise UserError(f"--max-new-tokens {args.max_new_tokens}: wanted at least 1")
     if args.compare and not args.adapter:
         raise UserError("--compare shows an answer with and without the adapter: give one with --adapter")
-    if args.chat and sys.stdin is None:
-        raise UserError("--chat reads its turns from stdin, which is closed here: ask with --prompt or --prompts")
+    if args.chat:
+        require_stdin()
     if args.raw and (args.chat or args.system is not None or args.chat_template):
         raise UserError("--raw has no turns: it goes with none of --chat, --system and --chat-template")
     return args
+
+
+def require_stdin() -> None:
+    if sys.stdin is None:  # as Python calls one that was closed before it began
+        raise UserError("--chat reads its turns from stdin, which is closed here: ask with --prompt or --prompts")
 
 
 def read_prompts(path: str) -> dict[int, str]:

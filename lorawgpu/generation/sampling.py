@@ -1,10 +1,22 @@
 """How the next token is chosen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 from ..errors import UserError
+from ..model.files import brief
 
 TINY = 1e-6  # scores are divided by no less: far smaller divisors leave float32
+KINDS = {int: "whole number", float: "number"}
+
+
+def is_number(value: object) -> bool:
+    """A number of Python or NumPy; to Python true and false are numbers too, to a user they are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -29,7 +41,11 @@ class Sampling:
         return self.temperature == 0
 
     def check(self) -> "Sampling":
-        """Itself. UserError for a value outside its range."""
+        """Itself. UserError for a value that is no number, or outside its range."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (is_whole(value) if field.type is int else is_number(value)):
+                raise UserError(f"{field.name} is {brief(value)}; wanted a {KINDS[field.type]}")
         ranges = {
             "temperature": (self.greedy or TINY <= self.temperature <= 100, f"from {TINY:g} to 100, or 0 (greedy)"),
             "top_k": (0 <= self.top_k < 1 << 32, "from 0 (all tokens) to 2^32 - 1"),

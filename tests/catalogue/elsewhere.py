@@ -21,6 +21,7 @@ ELSEWHERE = {
     "sinks.py:_library": "test_train.py",
     "trainer.py:train": "test_train.py",
     "lock.py:_open_locked": "test_resume.py",
+    "generate.py:require_stdin": "test_generate_command.py",
     "generation/decoder.py:extend": "test_generate.py",
     "model/kv_cache.py:create": "test_generate.py",
     "doctor.py:run": "test_doctor.py",
@@ -36,7 +37,9 @@ ELSEWHERE = {
     "model/tensors.py:pack_exact": "test_loader.py",
     "model/tensors.py:codes": "test_loader.py",
     # Python callers only: a command checks before, or never asks
-    "api.py:loss": "a list that a caller makes",
+    "api.py:_sample": "test_api.py",
+    "asked.py": "test_api.py",
+    "generation/sampling.py:check": "test_api.py",
     "data/batching.py:_draws": "the config checks weights first; test_batching.py",
     "data/batching.py:windows": "an empty data set is refused when it is read; test_batching.py",
     "data/batching.py:_check": "the digests of data and settings differ first; test_batching.py",
