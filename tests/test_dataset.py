@@ -157,6 +157,43 @@ def test_the_cache_is_keyed_by_content_and_settings(tmp_path, monkeypatch):
     assert not [p for p in (tmp_path / "cache" / "tokens").iterdir() if p.name.startswith(".")]
 
 
+FILES = ["ids.i32", "labels.i32", "ends.i64", "lines.i64", "meta.json"]
+DAMAGE = {
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:5]),
+    "garbled": lambda file: file.write_bytes(bytes(b ^ 0xA5 for b in file.read_bytes())),
+    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-3] + bytes([file.read_bytes()[-3] ^ 1]) + b"00"),
+    "gone": lambda file: file.unlink(),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_store_is_made_anew(tmp_path, caplog, name, damage):
+    spec = write_lines(tmp_path / "a.jsonl", tokens(5, 6, 7), tokens(8, 9))
+    cached = loading(cache_dir=tmp_path / "cache")
+    first = tokenise(spec, cached)
+    file = first.folder / name
+    before = file.read_bytes()
+    DAMAGE[damage](file)
+    for read_only in (True, False):  # a dry run changes no cache, and is told the right tokens all the same
+        again = tokenise(spec, replace(cached, read_only=read_only))
+        assert ids_of(again) == [[5, 6, 7], [8, 9]]
+        assert f"{name} is not what was written: tokenised anew" in caplog.text
+        caplog.clear()
+    assert file.read_bytes() == before
+    tokenise(spec, cached)
+    assert caplog.text == ""
+
+
+def test_a_flipped_count_is_noticed(tmp_path, caplog):
+    spec = write_lines(tmp_path / "a.jsonl", tokens(5, 6, 7))
+    cached = loading(cache_dir=tmp_path / "cache")
+    meta = tokenise(spec, cached).folder / "meta.json"
+    meta.write_text(meta.read_text().replace('"samples": 1', '"samples": 2'))
+    assert tokenise(spec, cached).counts.samples == 1 and "meta.json is not what was written" in caplog.text
+
+
 def test_a_failed_run_leaves_no_store_behind(tmp_path):
     spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2), "{")
     with pytest.raises(BadLine):

@@ -1,8 +1,8 @@
 """Tokenised samples in flat files: written once, memory-mapped afterwards, keyed by everything that made them.
 
 A store is a folder: `ids.i32` and `labels.i32` (all samples one after another), `ends.i64` (where each ends),
-`lines.i64` [samples, 2] (file number, line), `meta.json` (counts, skipped lines). It is written beside
-its place and renamed, so a reader sees a whole one or none.
+`lines.i64` [samples, 2] (file number, line), `meta.json` (counts, skipped lines, sums of all). It is written beside
+its place and renamed, so a reader sees a whole one or none; what became of it since, the sums tell.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.data.batching import Sample
+from lorawgpu.data.seal import META, Sum, seal, unseal
 
 LAYOUT = 1  # raise it when ids, labels or the files change for the same input
 LISTED = 100  # skipped lines kept word by word; all are counted
@@ -56,13 +57,14 @@ class Chunk:
 class TokenStore:
     """Samples of one data set, in file order, mapped from `folder`. A `Source` for batches.
 
-    `files`: the names of its files where they lie now; the store itself is keyed by their content alone.
+    `files`: the names of its files where they lie now; the store itself is keyed by their content alone. Damaged when
+    it is not what was written.
     """
 
     def __init__(self, folder: Path, files: list[str], keep: object = None):
         self.folder, self.files = folder, files
         self._keep = keep  # a temporary folder lives as long as this does
-        meta = json.loads((folder / "meta.json").read_text("utf-8"))
+        meta = unseal(folder)
         self.counts = Counts(**meta["counts"])
         self.skipped: list[str] = meta["skipped"]
         self._ids, self._labels = _map(folder / "ids.i32", np.int32), _map(folder / "labels.i32", np.int32)
@@ -92,6 +94,7 @@ class StoreWriter:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.work = Path(tempfile.mkdtemp(prefix=f".{folder.name[:16]}-", dir=folder.parent))
         self._streams = {n: (self.work / n).open("wb") for n in ("ids.i32", "labels.i32", "ends.i64", "lines.i64")}
+        self._sums = {name: Sum() for name in self._streams}
         self._tokens, self._counts, self._skipped = 0, Counts(), []
 
     def __enter__(self) -> "StoreWriter":
@@ -107,7 +110,9 @@ class StoreWriter:
         places = np.stack([np.full_like(chunk.lines, file), chunk.lines], axis=1)
         ends = self._tokens + np.cumsum(chunk.lengths)
         for name, array in (("ids", chunk.ids), ("labels", chunk.labels), ("ends", ends), ("lines", places)):
-            self._streams[f"{name}.i{8 * array.itemsize}"].write(array)
+            file = f"{name}.i{8 * array.itemsize}"
+            self._streams[file].write(array)
+            self._sums[file].add(array)
         self._tokens += len(chunk.ids)
         self._counts += chunk.counts
         self._skipped += chunk.skipped[: LISTED - len(self._skipped)]
@@ -115,7 +120,7 @@ class StoreWriter:
     def finish(self) -> None:
         """Write the rest and put the folder in its place; a store that another process put there first stays."""
         meta = {"counts": self._counts.as_dict(), "skipped": self._skipped}
-        (self.work / "meta.json").write_text(json.dumps(meta, ensure_ascii=False, indent=1), "utf-8")
+        (self.work / META).write_text(seal(meta, self._sums), "utf-8")
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())

@@ -4,7 +4,9 @@ Everything is known before a model is loaded: the counts, the lines that are wro
 train at all.
 """
 
+import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +21,12 @@ from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.files import BadLine, find_files, parse, read
 from lorawgpu.data.formats import Place, check_type, recognise
+from lorawgpu.data.seal import Damaged
 from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.data.workers import fill
 from lorawgpu.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,13 +98,7 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     files = find_files(spec.path)
     kind, first = (declared, None) if declared else _recognise(files, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
-    key = _key(files, kind, loading)
-    folder, keep = _place(key, loading)
-    if not folder.is_dir():
-        with StoreWriter(folder) as writer:
-            fill(writer, files, encoder, loading.workers, loading.skip_bad_lines)
-            writer.finish()
-    store = TokenStore(folder, [str(f) for f in files], keep)
+    store = _stored(_key(files, kind, loading), files, encoder, loading)
     if not len(store):
         c, limit = store.counts, loading.settings.sequence_len
         why = f"samples dropped as longer than sequence_len {limit}"
@@ -110,6 +109,25 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
             "none left" + "".join(f"\n  {line}" for line in store.skipped[:3])
         )
     return store
+
+
+def _stored(key: str, files: Sequence[Path], encoder: Encoder, loading: Loading) -> TokenStore:
+    """The store of these files from the cache, or made now: also when the one that is there is damaged."""
+    folder, keep = _place(key, loading)
+    names = [str(f) for f in files]
+    if folder.is_dir():
+        try:
+            return TokenStore(folder, names)
+        except Damaged as file:
+            _log.warning("%s: %s is not what was written: tokenised anew", folder, file)
+        if not loading.read_only:
+            shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir():  # it may not be removed
+            folder, keep = _temporary(key)
+    with StoreWriter(folder) as writer:
+        fill(writer, files, encoder, loading.workers, loading.skip_bad_lines)
+        writer.finish()
+    return TokenStore(folder, names, keep)
 
 
 def split(stores: Sequence[Source], val_set_size: float, seed: int) -> tuple[list[Source], Source | None]:
@@ -203,6 +221,10 @@ def _place(key: str, loading: Loading) -> tuple[Path, object]:
     place = loading.cache_dir and loading.cache_dir / "tokens" / key
     if place and (place.is_dir() or not loading.read_only and _writable(loading.cache_dir)):
         return place, None
+    return _temporary(key)
+
+
+def _temporary(key: str) -> tuple[Path, object]:
     keep = tempfile.TemporaryDirectory(prefix="lorawgpu-tokens-")
     return Path(keep.name) / key, keep
 

@@ -49,7 +49,7 @@ CASES = {
     "a setting of no YAML": (option("--set", "lora_r=[1"), "--set lora_r=[1: the value is not YAML; put it in quotes"),
     "a setting of nowhere": (option("--set", "datasets.7.path=a"), "--set datasets.7.path=a: datasets has no entry 7"),
     "a run that is there": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
-    "an adapter that is there": (there, "out already holds adapter_model.safetensors of another run or of yours: choose"),
+    "an adapter that is there": (there, "already holds adapter_model.safetensors of another run or of you"),
     "a checkpoint of another run": (resume, "its state lacks or garbles"),
     "a checkpoint without moments": (partial(resume, spoil=lambda p: (p / OPTIMIZER_FILE).unlink()), "is missing"),
     "a checkpoint that is cut": (partial(resume, spoil=cut(OPTIMIZER_FILE)), "is not the file that was saved (cut sho"),
