@@ -58,8 +58,8 @@ def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
 def run(argv: list[str]) -> None:
     args = parse(argv)
     checkpoint = open_checkpoint(args.model)
-    lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter else (None, None)
-    if args.adapter:
+    lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter is not None else (None, None)
+    if lora:
         note_other_base(args.adapter, checkpoint.name)
     config = config_of(args, checkpoint)
     data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")

@@ -52,7 +52,7 @@ def parse(argv: list[str]) -> Namespace:
     args = parser.parse_args(argv)
     if args.max_new_tokens < 1:
         raise UserError(f"--max-new-tokens {args.max_new_tokens}: wanted at least 1")
-    if args.compare and not args.adapter:
+    if args.compare and args.adapter is None:
         raise UserError("--compare shows an answer with and without the adapter: give one with --adapter")
     if args.chat:
         require_stdin()
@@ -175,7 +175,7 @@ def run(argv: list[str]) -> None:
     prompts = read_prompts(args.prompts) if args.prompts else {}
     with device_errors():
         llm = load(args.model, args.adapter, args.device, args.chat_template)
-        if args.adapter:
+        if args.adapter is not None:
             note_other_base(args.adapter, llm.checkpoint.name)
         options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}
         if args.chat:

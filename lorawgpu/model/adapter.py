@@ -22,6 +22,7 @@ from lorawgpu.model.safetensors_file import SafetensorsFile
 from lorawgpu.model.tensors import widen
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+GGUF_HINT = "an adapter in GGUF is for llama.cpp: here give the PEFT folder that it was exported from"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
@@ -96,12 +97,8 @@ def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[
     (DoRA, modules_to_save, biases, ...), for a value that is not finite, and with `model` for an adapter that does not
     fit it.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, holding {CONFIG_FILE}")
-    path = folder / WEIGHTS_FILE
-    if not path.exists() and (folder / "adapter_model.bin").exists():
-        raise UserError(f"{folder}: adapter_model.bin is a pickle, which can run code; save it as {WEIGHTS_FILE}")
+    path = _weights_of(folder)
+    folder = path.parent
     file = SafetensorsFile(path)
     modules = dict.fromkeys(match["module"] for name in file.entries if (match := _KEY.fullmatch(name)))
     lora = read_lora_config(folder / CONFIG_FILE, list(modules))  # first: it has the names of what tensors only hint at
@@ -110,6 +107,35 @@ def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[
         shapes = _checked_shapes(path, lora, tensors, model)
         tensors = {name: tensors[name] for name in shapes}
     return lora, tensors
+
+
+def _weights_of(folder: str | Path) -> Path:
+    """The weights file of a PEFT directory. UserError that says what the place holds instead, where that is known."""
+    name, folder = str(folder), Path(folder)
+    if not name:
+        raise UserError(f"the adapter's name is empty; wanted a PEFT adapter directory, holding {CONFIG_FILE}")
+    if folder.suffix == ".gguf" and folder.is_file():
+        raise UserError(f"{folder}: {GGUF_HINT}")
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, holding {CONFIG_FILE}")
+    if (folder / WEIGHTS_FILE).exists():
+        return folder / WEIGHTS_FILE
+    if (folder / "adapter_model.bin").exists():
+        raise UserError(f"{folder}: adapter_model.bin is a pickle, which can run code; save it as {WEIGHTS_FILE}")
+    raise UserError(f"{folder}: {_instead(folder)}")
+
+
+def _instead(folder: Path) -> str:
+    """What a folder without adapter weights seems to be."""
+    if (folder / "adapters.safetensors").exists():
+        return "an adapter for mlx-lm, which only it reads: give the PEFT folder that it was exported from"
+    if any(folder.glob("*.gguf")):
+        return GGUF_HINT
+    if (folder / "config.json").exists():
+        return f"a model, not an adapter, which is a folder with {WEIGHTS_FILE}"
+    if saved := sorted(folder.glob(f"checkpoint-*/{WEIGHTS_FILE}"), key=lambda path: path.stat().st_mtime):
+        return f"a run that has not ended, so it has no final adapter; its newest one so far: {saved[-1].parent}"
+    return f"no {WEIGHTS_FILE}; wanted a PEFT adapter directory"
 
 
 def _read_tensors(file: SafetensorsFile) -> dict[str, np.ndarray]:

@@ -68,12 +68,13 @@ def from_gguf(file: GgufFile) -> ModelConfig:
 
 def _check_architecture(file: GgufFile) -> None:
     name = file.metadata.get("general.architecture")
+    if file.metadata.get("general.type", "model") != "model":
+        what = brief(file.metadata["general.type"])
+        raise UserError(f"{file.path}: general.type is {what}; wanted a model (an adapter goes beside it: --adapter).")
     if isinstance(name, str) and name.startswith("bitnet"):
         raise UserError(f"{file.path}: architecture {brief(name)} is not supported as GGUF; {BITNET_ADVICE}.")
     if name != ARCHITECTURE:
         raise UserError(f"{file.path}: architecture {brief(name)} is not supported; supported is {ARCHITECTURE}.")
-    if file.metadata.get("general.type", "model") != "model":
-        raise UserError(f"{file.path}: general.type is {brief(file.metadata['general.type'])}; wanted model.")
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise UserError(f"{file.path}: is one part of a split model; join it first (llama-gguf-split --merge).")
     for key, (option, neutral) in UNSUPPORTED.items():

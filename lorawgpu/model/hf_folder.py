@@ -25,6 +25,7 @@ from lorawgpu.model.tensors import (
 )
 
 DENSE_TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+ADAPTER_CONFIG = "adapter_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -98,6 +99,11 @@ class HfFolder(Checkpoint):
 def read_config(folder: Path) -> ModelConfig:
     """Config of a model folder, with the end tokens that only `generation_config.json` may list."""
     path = folder / "config.json"
+    if not path.is_file() and (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{folder}: that is an adapter, not a model: give it as the adapter (--adapter, or `adapter` in a config) "
+            f"and its base as the model{_base_named(folder)}."
+        )
     if not path.is_file():
         raise UserError(f"{folder}: no config.json; wanted a Hugging Face model folder or a .gguf file.")
     config = from_hf(read_json_object(path), str(path))
@@ -107,6 +113,13 @@ def read_config(folder: Path) -> ModelConfig:
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
         check_sizes(config, str(generation))
     return config
+
+
+def _base_named(folder: Path) -> str:
+    """The base that an adapter's folder names, in brackets."""
+    settings = read_json_object(folder / ADAPTER_CONFIG)
+    named = settings.get("base_model_name_or_path") or settings.get("model")  # PEFT's key and mlx-lm's
+    return f" ({brief(named)})" if named else ""
 
 
 def _tensor_files(folder: Path) -> dict[str, SafetensorsFile]:

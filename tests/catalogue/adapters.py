@@ -48,7 +48,30 @@ def pickled(made):
     (made / "adapter_model.safetensors").rename(made / "adapter_model.bin")
 
 
+def holding(name):
+    """A folder that is given as an adapter and holds this one file."""
+
+    def build(folder):
+        (folder / "other" / name).parent.mkdir(parents=True)
+        (folder / "other" / name).touch()
+        return evaluate(folder, adapter=folder / "other")
+
+    return build
+
+
+def in_gguf(folder):
+    (folder / "adapter.gguf").touch()
+    return evaluate(folder, adapter=folder / "adapter.gguf")
+
+
 ADAPTERS = {
+    "no name": (lambda t: [*evaluate(t), "--adapter", ""], "the adapter's name is empty"),
+    "no folder": (lambda t: evaluate(t, adapter=t / "none"), "none: no such folder; wanted a PEFT adapter directory"),
+    "for mlx-lm": (holding("adapters.safetensors"), "an adapter for mlx-lm, which only it reads: give the PEFT folder"),
+    "for llama.cpp": (holding("adapter.gguf"), "an adapter in GGUF is for llama.cpp: here give the PEFT folder"),
+    "a file for llama.cpp": (in_gguf, "an adapter in GGUF is for llama.cpp: here give the PEFT folder"),
+    "a model": (holding("config.json"), "a model, not an adapter"),
+    "a run that goes on": (holding("checkpoint-9/adapter_model.safetensors"), "its newest one so far: "),
     "no weights": (partial(files, edit=lambda a: (a / "adapter_model.safetensors").unlink()), "adapter_model.safetens"),
     "a pickle": (partial(files, edit=pickled), "adapter_model.bin is a pickle, which can run code"),
     "no config": (partial(files, edit=lambda a: (a / "adapter_config.json").unlink()), "adapter_config.json: no such"),

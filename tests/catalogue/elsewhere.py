@@ -8,7 +8,6 @@ ELSEWHERE = {
     "data/dataset.py:tokenise": "test_errors.py",
     "data/dataset.py:split": "test_errors.py",
     "data/encode.py:_fit": "test_errors.py",
-    "model/adapter.py:read_adapter": "test_errors.py",
     "model/adapter.py:start_adapter": "test_errors.py",
     "model/config_hf.py:_model_type": "test_errors.py",
     "model/config_hf.py:_activation": "test_errors.py",

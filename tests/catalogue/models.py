@@ -74,6 +74,14 @@ def index(folder, weights):
 
 
 HF = {
+    "no name": (lambda t: evaluate(t, model=""), "the model's name is empty"),
+    "an address": (partial(evaluate, model="https://huggingface.co/a/b/tree/main"), "hub give owner/name: a/b."),
+    "an address without https": (partial(evaluate, model="hf.co/a/b"), "hub give owner/name: a/b."),
+    "an address of a file": (partial(evaluate, model="https://huggingface.co/a/b/resolve/main/q/c.gguf?download=true"),
+                             "hub give owner/name: a/b/q/c.gguf."),
+    "an address elsewhere": (partial(evaluate, model="s3://bucket"), "are not fetched; wanted a model folder"),
+    "an adapter": (partial(evaluate, model=DENSE / "adapter_init"), "that is an adapter, not a model: give it as the"),
+    "merged to evaluate": (partial(config, base=TERNARY, quantization_config=...), "If --to merged --dequantise wrote"),
     "no config": (partial(file, name="config.json", content=None), "no config.json; wanted a Hugging Face model"),
     "config of a list": (partial(file, name="config.json", content="[]"), "wanted a JSON object, got list"),
     "config that is no JSON": (partial(file, name="config.json", content="{"), "not valid JSON"),
@@ -210,7 +218,7 @@ GGUF = {
     "gguf alignment of 3": (partial(gguf, metadata={"general.alignment": 3}), "general.alignment is 3"),
     "gguf of another family": (partial(gguf, arch="qwen2"), "architecture 'qwen2' is not supported"),
     "gguf of bitnet": (partial(gguf, arch="bitnet-25"), "is not supported as GGUF"),
-    "gguf of an adapter": (partial(gguf, metadata={"general.type": "adapter"}), "general.type is 'adapter'"),
+    "gguf of an adapter": (partial(gguf, metadata={"general.type": "adapter"}), "(an adapter goes beside it: "),
     "gguf in parts": (partial(gguf, metadata={"split.count": 4}), "is one part of a split model"),
     "gguf with a window": (partial(gguf, metadata={"attention.sliding_window": 64}), "(sliding_window) is not support"),
     "gguf key missing": (partial(gguf, metadata={"block_count": None}), "llama.block_count is missing"),
