@@ -1,10 +1,7 @@
 """`lorawgpu <command>`, the exit codes of all commands, and the options that several share."""
 
 import argparse
-import codecs
 import importlib
-import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -12,6 +9,7 @@ from typing import NoReturn
 from lorawgpu import __version__
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
 from lorawgpu.nearest import nearest
+from lorawgpu.streams import STDOUT, guarded, open_closed, print_anything
 
 COMMANDS = {
     "train": "fine-tune a model as a YAML file says",
@@ -27,10 +25,14 @@ INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with a wrong command line as a UserError: one message instead of the usage and a message."""
+    """argparse, with a wrong command line as a UserError: one message instead of the usage and a message. Help that
+    cannot be written is an OSError."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+    def print_help(self, file=None) -> None:
+        print(self.format_help(), end="", file=file, flush=True)
 
 
 def main_of(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] | None], int]:
@@ -41,29 +43,33 @@ def main_of(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] |
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
-        _print_anything()
-        try:
-            return run(list(sys.argv[1:] if argv is None else argv)) or 0
-        except BrokenPipeError:  # `lorawgpu generate ... | head`: the reader has had enough, which is no fault
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        except tuple(EXIT_CODES) as error:
-            where = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
-            print(f"error: {where}", file=sys.stderr)
-            return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return INTERRUPTED
+        open_closed()
+        print_anything()
+        with guarded():
+            code = _code_of(run, list(sys.argv[1:] if argv is None else argv))
+            unwritten = _code_of(_flush, [])
+            return code or unwritten
 
     return main
 
 
-def _print_anything() -> None:
-    """A "?" for what stdout or stderr cannot encode (a pipe on Windows is cp1252), not a traceback halfway."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
-            if stream.errors in ("strict", "surrogateescape"):  # anything else is what the user asked for
-                stream.reconfigure(errors="replace")
+def _code_of(run: Callable[[list[str]], int | None], argv: list[str]) -> int:
+    try:
+        return run(argv) or 0
+    except tuple(EXIT_CODES) as error:
+        name = getattr(error, "filename", None)
+        if isinstance(error, BrokenPipeError) and name == STDOUT:
+            return 0  # `lorawgpu generate ... | head`: the reader has had enough, which is no fault
+        print(f"error: {name}: {error.strerror}" if name else f"error: {error}", file=sys.stderr)
+        return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _flush(_) -> None:
+    """What Python does at its end, where a failure would have an exit code of Python's own."""
+    sys.stdout.flush()
 
 
 def parser_of(command: str, **kwargs) -> Parser:

@@ -3,7 +3,6 @@
 import json
 import sys
 from argparse import Namespace
-from contextlib import nullcontext
 from pathlib import Path
 
 from .checkpoint import restore_replaced
@@ -18,12 +17,13 @@ from .planning import plan_text
 from .report import write_report
 from .resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
 from .run import build_engine, load_data, prepare, words_without_weights
+from .streams import lasting_stdout
 from .trainer import Trainer
 
 EPILOG = (
-    "Ctrl-C or SIGTERM finishes the step, saves a checkpoint and leaves with exit code 130 or 143; a second one leaves "
-    "at once. Exit code 0: done; 1: too many bad steps, or a final adapter that is no good; 2: wrong input; 3: the "
-    "device failed."
+    "Ctrl-C, SIGTERM or a closed terminal finishes the step, saves a checkpoint and leaves with exit code 130, 143 or "
+    "129; a second Ctrl-C or SIGTERM leaves at once. Exit code 0: done; 1: too many bad steps, or a final adapter that "
+    "is no good; 2: wrong input; 3: the device failed."
 )
 
 
@@ -58,7 +58,9 @@ def run(argv: list[str]) -> int:
     config = load_config(args.config, args.set)
     if args.preview is not None:
         return preview(config, args)
-    with nullcontext() if args.dry_run else only_run_in(Path(config.output_dir)):
+    if args.dry_run:
+        return train(config, args)
+    with only_run_in(Path(config.output_dir)), lasting_stdout():
         return train(config, args)
 
 

@@ -1,0 +1,102 @@
+"""Streams that are closed, full, or a pipe that nobody reads: no traceback, no lost run, an exit code of ours."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from golden_case import GOLDEN
+from tiny_run import write_config
+
+from lorawgpu.checkpoint import newest_checkpoint
+
+MODEL = GOLDEN / "llama_dense"
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+
+
+def shell(command: str, **more) -> tuple[int, str]:
+    """Exit code of the first command of a pipeline, and what it said on stderr, which is not redirected."""
+    script = f'lorawgpu() {{ {shlex.quote(sys.executable)} -m lorawgpu.cli "$@"; }}; {command}; exit ${{PIPESTATUS[0]}}'
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, env=env, timeout=120, **more)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a config c.yaml of a short run and its data, which is the current one."""
+    write_config(tmp_path, max_steps=3, save_steps=1)
+    return tmp_path
+
+
+COMMANDS = {
+    "schema": "train --schema",
+    "preview": "train {t}/config.yaml --preview 3",
+    "help": "train --help",
+    "listing": "--help",
+    "evaluate": f"evaluate --model {MODEL} --data {{t}}/data.jsonl",
+    "export": f"export --adapter {MODEL}/adapter_init --to peft --out {{t}}/exported",
+    "verify": f"verify {MODEL} --json",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_reader_that_is_gone_is_no_fault(folder, command):
+    code, err = shell(f"lorawgpu {COMMANDS[command].format(t=folder)} | true")
+    assert code == 0 and "Exception ignored" not in err and "error" not in err and "Traceback" not in err
+
+
+@FULL
+@pytest.mark.parametrize("command", ["schema", "help", "evaluate"])
+def test_a_full_stdout_is_named(folder, command):
+    code, err = shell(f"lorawgpu {COMMANDS[command].format(t=folder)} > /dev/full")
+    assert err.count("error: standard output: No space left on device") == 1
+    assert code == 2 and "Exception ignored" not in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["listing", "evaluate", "export"])
+def test_closed_streams_are_nowhere(folder, command):
+    assert shell(f"lorawgpu {COMMANDS[command].format(t=folder)} <&- >&- 2>&-") == (0, "")
+
+
+LOST = ["2>&1 | true", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full"]
+
+
+@pytest.mark.parametrize("where", LOST)
+def test_a_run_outlives_its_words(folder, where):
+    if "/dev/full" in where and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    code, err = shell(f"lorawgpu train {folder}/config.yaml {where}")
+    assert code == 0 and "Exception ignored" not in err and "Traceback" not in err
+    assert (folder / "out" / "adapter_model.safetensors").exists()
+    assert newest_checkpoint(folder / "out").name == "checkpoint-3"
+    records = (folder / "out" / "metrics.jsonl").read_text().splitlines()  # no other words in a file opened as number 2
+    assert [json.loads(record)["step"] for record in records] == [0, 1, 2, 3]
+    if where == "> /dev/full":
+        assert "note: standard output: No space left on device; this goes on without it" in err
+
+
+def test_what_fails_still_has_its_exit_code(folder):
+    (folder / "data.jsonl").write_text("{")
+    for where in ("2>&-", "2> /dev/full"):
+        assert shell(f"lorawgpu train {folder}/config.yaml --preview 1 {where}")[0] == 2
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows hangs up on nobody")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_saves_and_leaves(tmp_path, ignored):
+    """Twice, as from a shell and the system; and not at all under nohup, which `ignored` stands for."""
+    config = write_config(tmp_path, max_steps=60 if ignored else 100_000)
+    command = [sys.executable, "-m", "lorawgpu.train", str(config)]
+    nohup = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=nohup)
+    next(line for line in process.stderr if line.startswith("step "))
+    process.stderr.close()  # the terminal is gone
+    for _ in range(2):
+        process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == (0 if ignored else 129)
+    assert newest_checkpoint(tmp_path / "out") is not None
