@@ -37,7 +37,8 @@ def adapter_of(folder, model, lora=PECULIAR, seed=0):
 
 def chat_model(folder, template=CHATML) -> Path:
     """A tiny dense model that has a tokenizer and a chat template."""
-    config = tiny_config(vocab_size=backend().get_vocab_size(), bos_token_id=0, eos_token_ids=(1,))
+    sizes = {"vocab_size": backend().get_vocab_size(), "max_position_embeddings": 256}  # room for a sample transcript
+    config = tiny_config(bos_token_id=0, eos_token_ids=(1,), **sizes)
     checkpoint = TinyCheckpoint(config)
     folder.mkdir()
     write_weights(folder, ((name, checkpoint.dense(name)) for name in checkpoint.keys()))

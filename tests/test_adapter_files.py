@@ -215,7 +215,7 @@ def test_damaged_folders(folder):
     weights.rename(folder / "adapter_model.bin")
     assert "adapter_model.bin is a pickle" in message()
     (folder / "adapter_model.bin").unlink()
-    assert f"{WEIGHTS_FILE}: no such file" in message()
+    assert f"{folder}: no {WEIGHTS_FILE}" in message()
     weights.write_bytes(whole)
     (folder / CONFIG_FILE).write_text("{")
     assert f"{CONFIG_FILE}: not valid JSON" in message()

@@ -167,6 +167,28 @@ def test_without_a_model_nothing_of_it_is_needed(tmp_path, capsys):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        (str(DENSE), ""),
+        (str(BITNET_CASE), "BitNet models: mlx-lm makes"),
+        ("builtin:tiny-bitnet", "BitNet models: mlx-lm makes"),
+        ("microsoft/bitnet-b1.58-2B-4T", "BitNet models: mlx-lm makes"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", ""),
+        ("/gone/since", "BitNet models: if the base is one"),
+        (None, "BitNet models: if the base is one"),
+    ],
+)
+def test_mlx_warns_of_bitnet_where_the_base_is_one_or_may_be(tmp_path, capsys, monkeypatch, base, said):
+    monkeypatch.setattr("lorawgpu.model.loader.download", None)  # nothing is fetched for a remark
+    adapter = adapter_of(tmp_path / "a", DENSE)
+    settings = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": base}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    assert export("--adapter", adapter, "--to", "mlx", "--out", tmp_path / "mlx") == 0
+    out = capsys.readouterr().out
+    assert said in out and ("BitNet" in out) is bool(said)
+
+
 def test_a_peft_copy_is_our_own_format(tmp_path):
     adapter = adapter_of(tmp_path / "a", DENSE)
     assert export("--adapter", adapter, "--to", "peft", "--model", DENSE, "--out", tmp_path / "p") == 0

@@ -60,10 +60,13 @@ def read(folder: Path, source: Source) -> dict[str, LowRank]:
 
 def remarks(source: Source) -> list[str]:
     found = []
-    if source.config is None or source.config.ternary:
+    ternary = source.ternary
+    if ternary is None or ternary:
+        unknown = "if the base is one (without --model that is not known here), " if ternary is None else ""
         found.append(
-            "BitNet models: mlx-lm makes adapters for nn.Linear only and stops at its BitLinear (\"Can't convert layer "
-            'of type BitLinear to LoRA"), which also does not round activations to int8 as the model was trained'
+            f"BitNet models: {unknown}mlx-lm makes adapters for nn.Linear only and stops at its BitLinear "
+            '("Can\'t convert layer of type BitLinear to LoRA"), which also does not round activations to int8 as the '
+            "model was trained"
         )
     if len(set(source.scales.values())) > 1:
         found.append("modules with scales of their own: mlx-lm knows one scale, the rest is inside their lora_b")

@@ -1,5 +1,6 @@
 """What is exported: an adapter, and its base model where one is needed or wanted."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,11 @@ from lorawgpu.exporting.effect import LowRank, effect_of
 from lorawgpu.model.adapter import CONFIG_FILE, read_adapter
 from lorawgpu.model.config import ModelConfig
 from lorawgpu.model.files import read_json_object
+from lorawgpu.model.hub import is_hub_name
 from lorawgpu.model.loader import Checkpoint, open_checkpoint
 from lorawgpu.model.peft_config import LoraConfig
+
+SOUNDS_TERNARY = re.compile(r"bitnet|1\.58|ternary|1bit", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,18 @@ class Source:
     @property
     def config(self) -> ModelConfig | None:
         return self.checkpoint.config if self.checkpoint else None
+
+    @property
+    def ternary(self) -> bool | None:
+        """Whether the base is; without a checkpoint by what the adapter names, None where that says nothing."""
+        if self.config:
+            return self.config.ternary is not None
+        if is_hub_name(self.base_name) and not Path(self.base_name).exists():  # nothing is fetched for a remark
+            return SOUNDS_TERNARY.search(self.base_name) is not None
+        try:
+            return open_checkpoint(self.base_name).config.ternary is not None
+        except UserError:
+            return None
 
     @cached_property
     def effect(self) -> dict[str, LowRank]:
