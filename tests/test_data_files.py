@@ -146,7 +146,13 @@ def test_data_that_is_not_there(tmp_path, name, message):
 
 def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
     class Hub(ModuleType):
-        HfApi = type("HfApi", (), {"list_repo_files": lambda self, name, repo_type: Hub.names})
+        class HfApi:
+            def repo_info(self, name, repo_type):
+                pass
+
+            def list_repo_files(self, name, repo_type):
+                return Hub.names
+
         names = ["README.md", "data/test-0.parquet", "data/train-1.parquet", "data/train-0.parquet"]
 
         @staticmethod
@@ -161,7 +167,7 @@ def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
     assert find_files("owner/set") == [tmp_path / "a.csv", tmp_path / "b.jsonl"]
     Hub.names = ["gone.csv"]
     with pytest.raises(
-        UserError, match="owner/set: there is no such file or folder here, and .* gave none: 404 no such file$"
+        UserError, match="owner/set: there is no such file or folder here, and .* does not give it: 404 no such file$"
     ):
         find_files("owner/set")
     Hub.names = ["README.md"]

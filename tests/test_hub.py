@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -24,6 +26,7 @@ class Hub(BaseHTTPRequestHandler):
         "config.json": (GOLDEN / "llama_dense" / "config.json").read_bytes(),
         "model.safetensors": (GOLDEN / "llama_dense" / "model.safetensors").read_bytes(),
         "pytorch_model.bin": b"not wanted",
+        "damaged.gguf": b"no such thing",
     }
 
     def do_GET(self):
@@ -66,9 +69,12 @@ def endpoint():
 
 CHILD = """
 import sys
+from lorawgpu.data.files import find_files
 from lorawgpu.errors import UserError
 from lorawgpu.model.loader import open_checkpoint
 try:
+    if sys.argv[1] == "data":
+        find_files("acme/set")
     checkpoint = open_checkpoint(sys.argv[1])
 except UserError as error:
     sys.exit(f"USER: {error}")
@@ -97,6 +103,23 @@ def test_what_the_hub_refuses_is_a_clear_message(endpoint, tmp_path):
         assert child.returncode == 1
         assert f"USER: {name}: no such file or folder, and the hub" in child.stderr
         assert "Traceback" not in child.stderr
+
+
+@pytest.mark.parametrize("more", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["nobody there", "offline"])
+@pytest.mark.parametrize("name", ["acme/tiny", "acme/tiny/config.gguf", "data"])
+def test_without_a_network_it_is_said_at_once_and_what_helps(tmp_path, name, more):
+    """At once: the library tries some calls six times, with half a minute of its own lines."""
+    begin = time.monotonic()
+    child = open_in_child(name, "http://127.0.0.1:9", tmp_path, **more)
+    assert time.monotonic() - begin < 15 and child.returncode == 1 and child.stderr.count("\n") == 1, child.stderr
+    assert re.match(r"USER: .*the hub cannot be reached \(.*\): connect this machine, or fetch it", child.stderr)
+    assert "Got:" not in child.stderr
+
+
+def test_one_file_comes_from_the_cache_without_a_network(endpoint, tmp_path):
+    fetched = open_in_child("acme/tiny/damaged.gguf", endpoint, tmp_path)
+    again = open_in_child("acme/tiny/damaged.gguf", "http://127.0.0.1:9", tmp_path)
+    assert "too short for a GGUF file" in fetched.stderr and again.stderr == fetched.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from lorawgpu.data.compressed import COMPRESSED, MAX_EXPANSION, bomb, limit, open_bytes, read_whole
 from lorawgpu.errors import UserError
+from lorawgpu.model.hub import why_not
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 BUILTIN = "builtin:"
@@ -283,15 +284,14 @@ def _from_hub(name: str) -> list[Path]:
             "pip install 'lorawgpu[hub]'"
         ) from None
     try:
-        names = huggingface_hub.HfApi().list_repo_files(name, repo_type="dataset")
+        hub = huggingface_hub.HfApi()
+        hub.repo_info(name, repo_type="dataset")  # fails at once where the listing would try six times
+        names = hub.list_repo_files(name, repo_type="dataset")
         names = sorted(n for n in names if n.lower().endswith(_ENDINGS))
         names = [n for n in names if "train" in n.lower()] or names
         files = [Path(huggingface_hub.hf_hub_download(name, n, repo_type="dataset")) for n in names]
     except Exception as error:  # the client raises dozens of types: no network, no such name, no permission
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"data set {name}: there is no such file or folder here, and the Hugging Face hub gave none: {reason}"
-        ) from None
+        raise UserError(f"data set {name}: there is no such file or folder here, and {why_not(error)}") from None
     if not files:
         raise UserError(f"data set {name}: the hub repository holds no file ending in {', '.join(SUFFIXES)}")
     return files

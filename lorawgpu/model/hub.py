@@ -34,8 +34,40 @@ def download(name: str) -> Path:
     match = HUB_NAME.fullmatch(name)
     try:
         if match["file"]:
-            return Path(hf_hub_download(match["repo"], match["file"]))
+            return _file(match["repo"], match["file"], hf_hub_download)
         return Path(snapshot_download(match["repo"], allow_patterns=FILES))
     except Exception as error:  # the library raises its own, its HTTP client's and the system's errors
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{name}: no such file or folder, and the hub does not give it: {reason[0]}") from None
+        raise UserError(f"{name}: no such file or folder, and {why_not(error)}") from None
+
+
+def _file(repo: str, file: str, hf_hub_download) -> Path:
+    """One file of a repository. Without a network what the cache holds, at once: the library would try six times."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().repo_info(repo)
+    except Exception as error:
+        if _reached(error):
+            raise
+        try:
+            return Path(hf_hub_download(repo, file, local_files_only=True))
+        except Exception:
+            raise error from None
+    return Path(hf_hub_download(repo, file))
+
+
+def why_not(error: Exception) -> str:
+    """Why the hub did not give something: its own words, or what to do where it was not reached."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
+    if _reached(error):
+        return f"the hub does not give it: {reason}"
+    return (
+        f"the hub cannot be reached ({reason}): connect this machine, or fetch it on another one (`hf download`) and "
+        "give its folder"
+    )
+
+
+def _reached(error: Exception) -> bool:
+    """Whether the hub answered. By names: which HTTP client's errors these are depends on the library's version."""
+    names = " ".join(kind.__name__ for kind in type(error).__mro__)
+    return not any(word in names for word in ("Connect", "Timeout", "Transport", "Offline", "LocalEntryNotFound"))
