@@ -62,9 +62,12 @@ def _adapter(run: Run) -> str:
 def _data(run: Run) -> str:
     counts, held_out = run.data.counts, run.data.validation
     text = f"{counts.samples:,} samples, {counts.tokens:,} tokens, {counts.trained_tokens:,} of them trained"
-    for name in ("truncated", "dropped", "skipped"):
+    cure = f" (longer than sequence_len {run.config.sequence_len}: raise it, or set excess_length_strategy: truncate)"
+    for name, why in (("truncated", ""), ("dropped", cure), ("skipped", "")):
         if n := getattr(counts, name):
-            text += f", {n:,} {name}"
+            text += f", {n:,} {name}{why}"
+    if counts.empty:
+        text += f", {counts.empty:,} with an empty trained answer (see --preview)"
     if counts.shared:
         text += f", {counts.shared:,} tokens across a border of trained and untrained text (trained)"
     return text + (f"; {len(held_out):,} samples held out" if held_out is not None else "")

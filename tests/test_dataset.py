@@ -1,6 +1,8 @@
 """From data sets to samples: counts, limits, bad lines, validation parts, the cache, workers, the preview."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -231,6 +233,42 @@ def test_workers_make_the_same_samples_with_the_same_lines(tmp_path, monkeypatch
     assert [shared.place(i) for i in range(399)] == [alone.place(i) for i in range(399)]
     with pytest.raises(BadLine, match=f"{name}, line {124 if name == 'a.jsonl' else 125}: `text` is empty"):
         tokenise(spec, loading(workers=2, sequence_len=256))
+
+
+def killed(task):
+    """As the system does it where memory runs out; in a process of its own."""
+    os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+
+
+def test_a_worker_that_is_killed_is_one_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "WORTH_WORKERS", 0)
+    monkeypatch.setattr(workers, "_work", killed)
+    spec = write_lines(tmp_path / "a.jsonl", *[{"text": "a"}] * 3)
+    with pytest.raises(UserError, match="one of the 2 processes that tokenise was killed: most likely memory ran out"):
+        tokenise(spec, loading(workers=2, cache_dir=tmp_path / "cache"))
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def test_where_it_takes_long_it_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    spec = write_lines(tmp_path / "a.jsonl", *[{"text": "a b c"}] * 40)
+    tokenise(spec, loading())
+    assert capsys.readouterr().err == ""  # and is silent where it does not
+    monkeypatch.setattr(workers, "CHUNK", 200)
+    monkeypatch.setattr(workers, "EVERY", 0)
+    tokenise(spec, loading())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 3 and lines[-1] == "tokenising: 100% of 720B"
+
+
+def test_empty_answers_are_counted_and_reported(tmp_path):
+    """Here by a template that shows no tool calls, by data without an answer, and in a text."""
+    ask = {"role": "user", "content": "Hi"}
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    for record in ({"messages": [ask, call]}, {"instruction": "Hi", "output": " "}, {"prompt": "Hi", "completion": ""}):
+        store = tokenise(write_lines(tmp_path / "a.jsonl", record), loading())
+        assert store.counts.empty == 1 and "in 1 samples a trained answer is empty" in summary(store.counts)
+    good = write_lines(tmp_path / "a.jsonl", {"messages": [ask, {"role": "assistant", "content": "Yes"}]})
+    assert tokenise(good, loading()).counts.empty == 0
 
 
 def test_workers_are_as_many_as_fit_in_the_memory_for_them(monkeypatch):

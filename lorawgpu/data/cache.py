@@ -33,6 +33,7 @@ class Counts:
     dropped: int = 0  # too long, or cut before its first trained token
     skipped: int = 0  # bad lines passed over
     endless: int = 0  # chats whose last trained turn has no end mark
+    empty: int = 0  # samples with a trained turn, or piece of text, that is blank
     shared: int = 0  # tokens of trained and untrained text alike: they are trained
 
     def __add__(self, other: "Counts") -> "Counts":

@@ -102,11 +102,13 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     if not len(store):
         c, limit = store.counts, loading.settings.sequence_len
         why = f"samples dropped as longer than sequence_len {limit}"
+        cure = ". Raise sequence_len, or set excess_length_strategy to truncate" if c.dropped else ""
         if loading.settings.excess_length_strategy == "truncate":
             why = f"samples without a loss in the {limit} tokens that sequence_len {limit} leaves of them"
+            cure = ". Raise sequence_len" if c.dropped else ""
         raise UserError(
             f"data set {spec.path}: nothing to {loading.purpose}: {c.dropped} {why}, {c.skipped} bad lines skipped, "
-            "none left" + "".join(f"\n  {line}" for line in store.skipped[:3])
+            f"none left{cure}" + "".join(f"\n  {line}" for line in store.skipped[:3])
         )
     return store
 

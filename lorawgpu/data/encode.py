@@ -37,6 +37,9 @@ class Encoded:
     sample: Sample | None
     truncated: bool = False
     endless: bool = False  # a chat whose last trained turn has no end mark: nothing teaches the model to stop
+    empty: bool = (
+        False  # a trained turn or piece without a character: a template that shows no tool calls, or no answer
+    )
     shared: int = 0  # tokens that hold characters of a trained and of an untrained piece: they are trained
 
 
@@ -84,6 +87,7 @@ class Encoder:
         the next, it is trained when one of the two is."""
         spans: dict[bool, list] = {True: [], False: []}
         text = ""
+        empty = not any(piece.strip() for piece, trained in example.pieces if trained)
         for piece, trained in example.pieces:
             spans[trained or self.settings.train_on_inputs].append((len(text), len(text) + len(piece)))
             text += piece
@@ -91,12 +95,13 @@ class Encoder:
         ids = np.array(encoding.ids, np.int32)
         if not spans[False]:  # then no offset is needed, and taking them out of the library costs much
             labels = np.where(np.array(encoding.special_tokens_mask, bool), IGNORE, ids).astype(np.int32)
-            return Encoded(Sample(*(self._ended(ids, labels) if example.whole else (ids, labels))))
+            return Encoded(Sample(*(self._ended(ids, labels) if example.whole else (ids, labels))), empty=empty)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         inside = overlapping(offsets, spans[True])
         shared = int(np.count_nonzero(inside & overlapping(offsets, spans[False])))
         labels = np.where(inside, ids, IGNORE).astype(np.int32)
-        return Encoded(Sample(*(self._ended(ids, labels) if example.whole else (ids, labels))), shared=shared)
+        ids, labels = self._ended(ids, labels) if example.whole else (ids, labels)
+        return Encoded(Sample(ids, labels), empty=empty, shared=shared)
 
     def _ended(self, ids: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A document: one BOS where the text spells out the one it gets, and a trained EOS at the end, once."""
@@ -143,7 +148,8 @@ class Encoder:
             for first, last in turns + [blanks_before(text, encoding, body[0]) for body in found]:
                 labels[first:last] = ids[first:last]
         endless = not everything and bool(wanted) and ends[-1] == found[-1][1]
-        return Encoded(Sample(ids, labels), endless=endless)
+        empty = not everything and any(not text[start:end].strip() for start, end in found)
+        return Encoded(Sample(ids, labels), endless=endless, empty=empty)
 
     def _encode(self, text: str, place: Place, add_special: bool = False) -> Encoding:
         try:

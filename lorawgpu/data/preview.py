@@ -69,6 +69,11 @@ def summary(counts: Counts) -> str:
             f"\nwarning: in {counts.endless} samples the chat template puts no end mark after the answer: "
             "the model will not learn to stop"
         )
+    if counts.empty:
+        line += (
+            f"\nwarning: in {counts.empty} samples a trained answer is empty: the model would learn to say "
+            "nothing. Either the data have none there, or the chat template does not show it (`tool_calls`, say)"
+        )
     if counts.shared:
         line += (
             f"\nnote: {counts.shared} tokens hold the end of an untrained piece of text and the start of a trained, "

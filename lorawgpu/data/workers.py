@@ -1,9 +1,13 @@
 """Data files to a store of tokens: in pieces of a few megabytes, by as many processes as there are cores."""
 
 import os
+import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing import get_context
@@ -16,10 +20,12 @@ from lorawgpu.data.batching import Sample
 from lorawgpu.data.cache import Chunk, Counts, StoreWriter
 from lorawgpu.data.encode import Encoder
 from lorawgpu.data.files import BadLine, Raw, is_plain_lines, read, split_lines
+from lorawgpu.errors import UserError
 
 CHUNK = 2 << 20  # bytes of input that one worker encodes at a time
 WORTH_WORKERS = 16 << 20  # bytes of data from which starting processes pays
 MEMORY = 750 << 20  # bytes that all workers together may take where nobody says how many there shall be
+EVERY = 5.0  # seconds between two lines of progress
 WORKER, PER_TOKEN = 45 << 20, 640  # bytes of one: Python and its libraries; and the tokenizer's, per token it knows
 
 
@@ -41,18 +47,37 @@ class _Task:
 
 
 def fill(writer: StoreWriter, files: Sequence[Path], encoder: Encoder, workers: int, skip_bad_lines: bool) -> None:
-    """Encode all records of `files` in order, with a progress bar where it takes a while. UserError for what is wrong
-    with a file, or with a record if those may not be skipped."""
+    """Encode all records of `files` in order, telling how far it is where it takes a while. UserError for what is wrong
+    with a file, or with a record if those may not be skipped, and for a process that was killed."""
     total = sum(f.stat().st_size for f in files)
     many = workers > 1 and total >= WORTH_WORKERS
     tasks = (task for number, file in enumerate(files) for task in _tasks(number, file))
-    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenising", disable=None if many else True) as bar:
+    with _progress(total) as advance:
         chunks = (
             _on_all_cores(tasks, encoder, workers, skip_bad_lines) if many else _here(tasks, encoder, skip_bad_lines)
         )
         for task, chunk in chunks:
             writer.append(task.number, chunk)
-            bar.update(task.size)
+            advance(task.size)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Takes bytes of input as they are done, of `total`: a bar on a terminal, else a line now and then; what is quick
+    goes without a word."""
+    done, said = 0, time.perf_counter()
+    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenising", disable=None, delay=2) as bar:
+
+        def advance(size: int) -> None:
+            nonlocal done, said
+            bar.update(size)
+            done += size
+            if bar.disable and time.perf_counter() - said >= EVERY:
+                said = time.perf_counter()
+                part = min(1.0, done / max(1, total))
+                print(f"tokenising: {part:.0%} of {tqdm.format_sizeof(total, 'B')}", file=sys.stderr, flush=True)
+
+        yield advance
 
 
 def _tasks(number: int, file: Path) -> Iterator[_Task]:
@@ -91,13 +116,19 @@ def _on_all_cores(
     a fork would copy the threads of a GPU driver."""
     with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder, skip_bad_lines)) as pool:
         waiting: deque = deque()
-        for task in tasks:
-            waiting.append((task, pool.submit(_work, task)))
-            if len(waiting) > 2 * workers:
-                done, result = waiting.popleft()
+        try:
+            for task in tasks:
+                waiting.append((task, pool.submit(_work, task)))
+                if len(waiting) > 2 * workers:
+                    done, result = waiting.popleft()
+                    yield done, result.result()
+            for done, result in waiting:
                 yield done, result.result()
-        for done, result in waiting:
-            yield done, result.result()
+        except BrokenProcessPool:
+            raise UserError(
+                f"one of the {workers} processes that tokenise was killed: most likely memory ran out. Set "
+                "dataset_num_proc to fewer (1 tokenises without processes of its own)"
+            ) from None
 
 
 _worker: tuple[Encoder, bool]  # what a worker process was started with
@@ -116,7 +147,7 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
     samples: list[Sample] = []
     lines: list[int] = []
     skipped: list[str] = []
-    tokens = trained = truncated = dropped = endless = shared = 0
+    tokens = trained = truncated = dropped = endless = empty = shared = 0
     for line, raw in _records(task):
         try:
             encoded = encoder(task.file, line, raw)
@@ -134,13 +165,14 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         trained += encoded.sample.targets
         truncated += encoded.truncated
         endless += encoded.endless
+        empty += encoded.empty
         shared += encoded.shared
     return Chunk(
         np.concatenate([np.empty(0, np.int32), *(s.input_ids for s in samples)]),
         np.concatenate([np.empty(0, np.int32), *(s.labels for s in samples)]),
         np.array([len(s) for s in samples], np.int64),
         np.array(lines, np.int64),
-        Counts(len(samples), tokens, trained, truncated, dropped, len(skipped), endless, shared),
+        Counts(len(samples), tokens, trained, truncated, dropped, len(skipped), endless, empty, shared),
         skipped,
     )
 

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "generation/decoder.py:extend": "test_generate.py",
     "model/kv_cache.py:create": "test_generate.py",
     "doctor.py:run": "test_doctor.py",
+    "data/workers.py:_on_all_cores": "test_dataset.py: a process that is killed",
     "data/compressed.py:open_bytes": "test_data_files.py",
     "data/files.py:_parquet": "test_data_files.py",
     "data/files.py:_from_hub": "test_data_files.py",
