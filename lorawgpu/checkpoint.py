@@ -163,19 +163,25 @@ def prune_checkpoints(run: Path, limit: int, best: Path | None = None) -> None:
     _sweep(run)
 
 
-def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """What differs between two identities (settings and digests by name), in words, one entry a name."""
-    names = sorted(saved.keys() | current.keys())
-    return [
-        f"{name}: the checkpoint has {saved.get(name)!r}, this run {current.get(name)!r}"
-        for name in names
-        if saved.get(name) != current.get(name)
-    ]
+def differences(saved: dict[str, Any], current: dict[str, Any], words: dict[str, str] | None = None) -> list[str]:
+    """What differs between two identities (settings and digests by name), one entry a name: in `words` where they say
+    more than the two values."""
+    names = [name for name in sorted(saved.keys() | current.keys()) if saved.get(name) != current.get(name)]
+    values = {n: f"the checkpoint has {_shown(saved.get(n))}, this run {_shown(current.get(n))}" for n in names}
+    return [f"{name}: {text}" for name, text in (values | (words or {})).items() if name in values]
 
 
-def require_same(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
-    """UserError naming every difference between a checkpoint's identity and this run's: it could not go on exactly."""
-    if different := differences(saved, current):
+def _shown(value: Any) -> str:
+    """As the config file spells it."""
+    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def require_same(
+    saved: dict[str, Any], current: dict[str, Any], path: Path, words: dict[str, str] | None = None
+) -> None:
+    """UserError naming every difference between a checkpoint's identity and this run's: it could not go on exactly.
+    `words`: see `differences`."""
+    if different := differences(saved, current, words):
         raise UserError(
             f"{path}: made by another run, so it cannot be resumed here\n  "
             + "\n  ".join(different)

@@ -80,7 +80,7 @@ class Progress:
             total=total_steps, initial=start_step, file=self.stream, disable=not self.stream.isatty(), unit="step",
             dynamic_ncols=True, bar_format="step {n_fmt}/{total_fmt} {bar:12} {postfix} {elapsed}<{remaining}",
         )  # fmt: skip
-        self.tokens = 0  # trained on since start_step
+        self.steps = self.tokens = 0  # done, and trained on, since start_step
         self.seconds = 0.0  # of training since start_step
         self.first_loss = self.last_loss = None
         self._since = time.perf_counter()  # when time was last added to `seconds`
@@ -88,6 +88,7 @@ class Progress:
 
     def advance(self, tokens: int) -> None:
         """One optimizer step was submitted, on `tokens` tokens."""
+        self.steps += 1
         self.tokens += tokens
         self.bar.update()
 
@@ -139,8 +140,7 @@ class Progress:
 
     def summary(self) -> str:
         """One line on the whole run; close to its last logged step."""
-        steps = self.total_steps - self.start_step
         loss = "" if self.first_loss is None else f", loss {self.first_loss:.4f} -> {self.last_loss:.4f}"
         rate = self.tokens / self.seconds if self.seconds else 0.0
-        return (f"{steps} steps, {self.tokens:,} tokens in {tqdm.format_interval(self.seconds)} "
+        return (f"{self.steps} steps, {self.tokens:,} tokens in {tqdm.format_interval(self.seconds)} "
                 f"({rate:,.0f} tok/s){loss}")  # fmt: skip

@@ -127,8 +127,26 @@ def today_of(snapshot: Snapshot) -> datetime | None:
 
 
 def check_same_run(run: Run, snapshot: Snapshot, path: Path) -> None:
-    """UserError naming every difference when the checkpoint was made with another model, data or adapter."""
-    require_same(snapshot.state["identity"], run.identity, path)
+    """UserError naming every difference when the checkpoint was made with another model, data or adapter, and when it
+    is beyond the last step of this run."""
+    files = snapshot.state.get("data_files")  # None: written before files were noted
+    words = {"data": _other_files(files, run.data.files)} if files else None
+    require_same(snapshot.state["identity"], run.identity, path, words)
+    step, total = snapshot.state["step"], run.schedule.total_steps
+    if step > total:
+        raise UserError(
+            f"{path}: at step {step} already, and this run has {total} steps: raise max_steps or num_epochs, "
+            "or choose another output_dir to start afresh"
+        )
+
+
+def _other_files(saved: dict[str, str], current: dict[str, str]) -> str:
+    """Why the data are not those of a checkpoint, from the digests of the files of both."""
+    parts = [f"{file} has other content now" for file in saved if current.get(file, saved[file]) != saved[file]]
+    parts += [f"{file} is not among them now" for file in saved if file not in current]
+    parts += [f"{file} is new among them" for file in current if file not in saved]
+    same = "the files are the same, but they are read otherwise (tokenizer, chat template, type, weight, held-out part)"
+    return "; ".join(parts) or same
 
 
 def restore(engine: Engine, snapshot: Snapshot) -> Standing:
@@ -151,6 +169,7 @@ def take_snapshot(run: Run, engine: Engine, standing: Standing) -> Snapshot:
     """Read the adapter and its moments back; waits for the GPU."""
     state = standing.to_json() | {
         "identity": run.identity,
+        "data_files": run.data.files,
         "environment": environment(engine.device),
         "config": run.config.model_dump(),
         "today": run.words.template.now.isoformat() if run.words.template else None,

@@ -10,6 +10,7 @@ import numpy as np
 from .checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from .data.batching import Window
 from .data.places import in_words
+from .ending import base_loss, beside_base, summary, why_over
 from .engine import Engine
 from .errors import CheckFailed, DeviceError, UserError
 from .evaluation import Evaluation, evaluate_source
@@ -57,6 +58,9 @@ class Trainer:
         log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, sinks)
         if not self.standing.step:
             log.write(0, plan=self.plan, total_steps=self.run.schedule.total_steps)
+        self.base = base_loss(folder / METRICS_FILE)
+        over = why_over(self.run, self.standing)
+        done = over and f"finished already: {over}"
         self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
         notes = [f"this run will not end as the one before would have: {note}" for note in self.notes]
         for note in filter(None, kept + notes):
@@ -73,7 +77,7 @@ class Trainer:
             raise UserError(f"{error.filename or folder}: {error.strerror}. {self._fallback()}") from error
         finally:
             self.progress.close()
-        print(self._summary())
+        print(summary(self.run, self.standing, done or self.progress.summary(), self.base))
         return 0
 
     def _loop(self, interrupts: Interrupts) -> None:
@@ -88,9 +92,7 @@ class Trainer:
             self._save()
 
     def _finished(self) -> bool:
-        patience = self.config.early_stopping_patience
-        out_of_patience = patience is not None and self.standing.stale >= patience
-        return out_of_patience or self.standing.step >= self.run.schedule.total_steps
+        return why_over(self.run, self.standing) is not None
 
     def _step(self, window: Window) -> None:
         here = self.standing
@@ -183,6 +185,7 @@ class Trainer:
                 self.progress.log.write(0, base_samples=self.samples.answers())
             if self.run.data.validation is not None:
                 loss = evaluate_source(self.engine, self.run.data.validation).loss
+                self.base = loss
                 self.progress.log.write(0, base_eval_loss=loss)
                 self.progress.message(f"before: held-out loss {loss:.4f}")
         self.engine.load("params", start)
@@ -198,7 +201,8 @@ class Trainer:
             here.stale += 1
         numbers = {"eval_loss": result.loss, "eval_perplexity": result.perplexity, "eval_tokens": result.tokens}
         self.progress.log.write(here.step, **numbers)
-        self.progress.message(f"step {here.step}: held-out loss {result.loss:.4f}" + (", the best" if best else ""))
+        verdict = f", the best{beside_base(result.loss, self.base)}" if best else ""
+        self.progress.message(f"step {here.step}: held-out loss {result.loss:.4f}{verdict}")
         return best
 
     # Saving
@@ -232,13 +236,3 @@ class Trainer:
     def _interrupted(self, interrupts: Interrupts) -> int:
         self.progress.message(f"stopped after step {self.standing.step}, saved {self.saved}; --resume continues")
         return interrupts.exit_code
-
-    def _summary(self) -> str:
-        here, text = self.standing, self.progress.summary()
-        if here.bad.bad_total:
-            text += f"; {here.bad.bad_total} steps were not finite and changed nothing"
-        if here.skipped:
-            text += f"; {here.skipped} windows without a target were skipped"
-        if here.best:
-            text += f"\nbest held-out loss {here.best['loss']:.4f} at step {here.best['step']}: {self._best()}"
-        return f"{text}\nadapter: {self.run.folder}"

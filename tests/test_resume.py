@@ -103,10 +103,11 @@ def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, lab, w
     assert_same_run(whole, lab.train(config, "auto"))
 
 
-def test_a_finished_run_resumes_to_itself_and_can_be_made_longer(tmp_path, lab, whole):
+def test_a_finished_run_resumes_to_itself_and_can_be_made_longer(tmp_path, lab, whole, capsys):
     config = everything(tmp_path, "whole")
     before = adapter_bytes(whole)
     assert lab.train(config, "auto") == whole and adapter_bytes(whole) == before
+    assert f"finished already: step {STEPS} is the last one; raise max_steps or num_epochs" in capsys.readouterr().out
     longer = everything(tmp_path, "whole", max_steps=STEPS + 2)
     lab.train(longer, "auto")
     assert newest_checkpoint(whole).name == f"checkpoint-{STEPS + 2}"
@@ -225,22 +226,29 @@ def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab, train_main):
         ({"seed": 1}, "seed: the checkpoint has 42, this run 1"),
         ({"micro_batch_size": 1}, "micro_batch_size: the checkpoint has 2, this run 1"),
         ({"base_model": "other"}, "model: the checkpoint has"),
-        ({"datasets": "other"}, "data: the checkpoint has"),
+        ({"datasets": "other"}, "data.jsonl is not among them now; {t}/other.jsonl is new among them"),
+        ({"datasets": "changed"}, "data: {t}/data.jsonl has other content now"),
+        ({"val_set_size": 2}, "data: the files are the same, but they are read otherwise"),
+        ({"max_steps": 1}, "checkpoint-2: at step 2 already, and this run has 1 steps: raise max_steps or num_epochs"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, lab, changed, words, train_main):
-    lab.train(write_config(tmp_path, max_steps=1))
+    lab.train(write_config(tmp_path, max_steps=2))
     if "base_model" in changed:
         changed = {"base_model": str(shutil.copytree(MODEL, tmp_path / "model"))}
         weights = tmp_path / "model" / "model.safetensors"
         content = bytearray(weights.read_bytes())
         content[-2] ^= 1
         weights.write_bytes(content)
-    if "datasets" in changed:
+    if changed == {"datasets": "changed"}:
+        write_data(tmp_path / "data.jsonl", seed=5)
+        changed = {"datasets": [{"path": str(tmp_path / "data.jsonl")}]}
+    elif "datasets" in changed:
         changed = {"datasets": [{"path": str(write_data(tmp_path / "other.jsonl", seed=5))}]}
-    assert train_main([str(write_config(tmp_path, max_steps=2, **changed)), "--resume"]) == 2
+    assert train_main([str(write_config(tmp_path, **({"max_steps": 3} | changed))), "--resume"]) == 2
     err = capsys.readouterr().err
-    assert words in err and "checkpoint-1: made by another run" in err and "Traceback" not in err
+    assert words.format(t=tmp_path) in err and "Traceback" not in err
+    assert "max_steps" in changed or "checkpoint-2: made by another run" in err
 
 
 def test_a_garbled_state_is_refused(tmp_path, capsys, lab, train_main):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import resource
 
 import numpy as np
@@ -143,7 +144,7 @@ def test_micro_batches_of_every_kind_of_window_are_prepared_ahead_but_not_consum
 # Held-out data
 
 
-def test_evaluation_best_checkpoint_and_patience(tmp_path, lab):
+def test_evaluation_best_checkpoint_and_patience(tmp_path, lab, capsys):
     """Training on random tokens can only make other random tokens less likely: the best comes early, patience ends."""
     data, held_out = write_data(tmp_path / "d.jsonl"), write_data(tmp_path / "v.jsonl", samples=3, seed=9)
     config = write_config(
@@ -162,6 +163,20 @@ def test_evaluation_best_checkpoint_and_patience(tmp_path, lab):
     assert best["eval_perplexity"] == pytest.approx(math.exp(best["eval_loss"]))
     again = evaluate_source(trainer.engine, trainer.run.data.validation)
     assert again.loss == evaluations[-1]["eval_loss"]
+    step, out = trainer.standing.step, capsys.readouterr().out
+    early = f"stopped early after step {step} of 120: 2 evaluations in a row without a better held-out loss; raise"
+    assert f"{step} steps, " in out and f"\n{early} early_stopping_patience" in out
+    assert f"adapter: {tmp_path / 'out'} (of step {step}; the best one is that of checkpoint-{best['step']})" in out
+    lab.train(config, "auto")
+    assert f"finished already: {early}" in capsys.readouterr().out
+
+
+def test_a_best_that_is_worse_than_the_base_is_called_so(tmp_path, lab, capsys):
+    lab.train(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2, learning_rate=5.0))
+    out, err = capsys.readouterr()
+    base = re.search(r"before: held-out loss (\S+)", err)[1]
+    assert f", the best, no better than the base model's {base}\n" in err
+    assert f"at step 2, no better than the base model's {base}: " in out and "(of step 2, which is the best)" in out
 
 
 def test_a_held_out_part_is_not_trained_on(tmp_path, lab):

@@ -58,12 +58,12 @@ class Chunk:
 class TokenStore:
     """Samples of one data set, in file order, mapped from `folder`. A `Source` for batches.
 
-    `files`: the names of its files where they lie now; the store itself is keyed by their content alone. Damaged when
-    it is not what was written.
+    `files`: the names of its files where they lie now, each with the digest of its content; the store itself is keyed
+    by content alone. Damaged when it is not what was written.
     """
 
-    def __init__(self, folder: Path, files: list[str], keep: object = None):
-        self.folder, self.files = folder, files
+    def __init__(self, folder: Path, files: dict[str, str], keep: object = None):
+        self.folder, self.files, self._names = folder, files, list(files)
         self._keep = keep  # a temporary folder lives as long as this does
         meta = unseal(folder)
         self.counts = Counts(**meta["counts"])
@@ -84,7 +84,7 @@ class TokenStore:
     def place(self, index: int) -> tuple[str, int]:
         """The file and the line that sample `index` was read from."""
         file, line = self._lines[index]
-        return self.files[file], int(line)
+        return self._names[file], int(line)
 
 
 class StoreWriter:

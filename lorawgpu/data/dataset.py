@@ -63,6 +63,7 @@ class Data:
     stores: list[TokenStore]  # the training data sets whole, before the validation part was taken out
     counts: Counts
     digest: str
+    files: dict[str, str]  # all that were read, each with the digest of its content
 
 
 def load(
@@ -86,7 +87,8 @@ def load(
         validation = Joined(val_stores)
     key = cache.digest([s.folder.name for s in stores + val_stores], [s.weight for s in specs], val_set_size, seed)
     counts = sum((s.counts for s in stores), Counts())
-    return Data(train, [s.weight for s in specs], validation, stores, counts, key)
+    files = {name: digest for store in stores + val_stores for name, digest in store.files.items()}
+    return Data(train, [s.weight for s in specs], validation, stores, counts, key, files)
 
 
 def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
@@ -98,7 +100,7 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     files = find_files(spec.path)
     kind, first = (declared, None) if declared else _recognise(files, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
-    store = _stored(_key(files, kind, loading), files, encoder, loading)
+    store = _stored(_digests(files), kind, encoder, loading)
     if not len(store):
         c, limit = store.counts, loading.settings.sequence_len
         why = f"samples dropped as longer than sequence_len {limit}"
@@ -113,13 +115,13 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     return store
 
 
-def _stored(key: str, files: Sequence[Path], encoder: Encoder, loading: Loading) -> TokenStore:
-    """The store of these files from the cache, or made now: also when the one that is there is damaged."""
+def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: Loading) -> TokenStore:
+    """The store of these files (name: digest) from the cache, or made now: also when the one there is damaged."""
+    key = _key(list(files.values()), kind, loading)
     folder, keep = _place(key, loading)
-    names = [str(f) for f in files]
     if folder.is_dir():
         try:
-            return TokenStore(folder, names)
+            return TokenStore(folder, files)
         except Damaged as file:
             _log.warning("%s: %s is not what was written: tokenised anew", folder, file)
         if not loading.read_only:
@@ -127,9 +129,9 @@ def _stored(key: str, files: Sequence[Path], encoder: Encoder, loading: Loading)
         if folder.is_dir():  # it may not be removed
             folder, keep = _temporary(key)
     with StoreWriter(folder) as writer:
-        fill(writer, files, encoder, loading.workers, loading.skip_bad_lines)
+        fill(writer, [Path(name) for name in files], encoder, loading.workers, loading.skip_bad_lines)
         writer.finish()
-    return TokenStore(folder, names, keep)
+    return TokenStore(folder, files, keep)
 
 
 def split(stores: Sequence[Source], val_set_size: float, seed: int) -> tuple[list[Source], Source | None]:
@@ -204,7 +206,14 @@ def _recognise(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, Place]
 ENCODING = 4  # raised when the same data come to other ids, labels or counts, so that no cache of before is read
 
 
-def _key(files: Sequence[Path], kind: str, loading: Loading) -> str:
+def _digests(files: Sequence[Path]) -> dict[str, str]:
+    try:
+        return {str(file): cache.file_digest(file) for file in files}
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+
+def _key(digests: Sequence[str], kind: str, loading: Loading) -> str:
     template = loading.template
     about_template = template and [template.source, template.special_tokens]
     if template and "strftime_now" in template.source:
@@ -212,10 +221,7 @@ def _key(files: Sequence[Path], kind: str, loading: Loading) -> str:
     about_tokenizer = loading.tokenizer and loading.tokenizer.digest
     how = [ENCODING, kind, asdict(loading.settings), about_tokenizer, about_template, loading.vocab_size,
            loading.skip_bad_lines]  # fmt: skip
-    try:
-        return cache.digest([cache.file_digest(f) for f in files], how)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return cache.digest(digests, how)
 
 
 def _place(key: str, loading: Loading) -> tuple[Path, object]:

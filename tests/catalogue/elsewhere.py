@@ -15,6 +15,7 @@ ELSEWHERE = {
     "model/peft_config.py:read_lora_config": "test_errors.py",
     # They need a whole run, a library that is missing, or a network
     "checkpoint.py:require_same": "test_resume.py",
+    "resume.py:check_same_run": "test_resume.py: a run that is made shorter than it is",
     "checkpoint.py:load_checkpoint": "test_checkpoint.py",
     "samples.py:__init__": "test_train.py",
     "sinks.py:_library": "test_train.py",
@@ -51,7 +52,7 @@ ELSEWHERE = {
     "model/safetensors_file.py:read": "the header is checked when the model is opened; test_safetensors_file.py",
     "ops/attention.py:_checked": "the model's config refuses a softcap; test_ops_attention.py",
     # The disk or another process: between two looks at one file, or without its permission
-    "data/dataset.py:_key": "a file that vanishes while it is read",
+    "data/dataset.py:_digests": "a file that vanishes while it is read",
     "model/files.py:read_bytes": "a file without permission (root, as in CI, has all)",
     "model/files.py:file_size": "a folder without permission",
     "model/files.py:map_bytes": "a file that shrinks after its header was checked",
