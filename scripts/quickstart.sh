@@ -33,7 +33,7 @@ provide_adapter() {
     echo "error: no Vulkan, Metal or DX12 adapter. Debian and Ubuntu: sudo apt-get install $ADAPTER_PACKAGES;" \
         "Fedora: sudo dnf install mesa-vulkan-drivers vulkan-loader; Arch: sudo pacman -S vulkan-swrast;" \
         "or your GPU's Vulkan driver" >&2
-    exit 3
+    exit 2  # as lorawgpu's own commands without an adapter
 }
 
 step "Installing into $venv"

@@ -196,7 +196,9 @@ def test_the_workspace_reuses_what_was_given_back(device):
     assert device.memory.held["test scratch"] == held
 
 
-@pytest.mark.parametrize("choice, code, text", [("voodoo", 2, "want auto, cpu, gpu"), ("99", 2, "no adapter with")])
+@pytest.mark.parametrize(
+    "choice, code, text", [("voodoo", 2, "LORAWGPU_DEVICE: device 'voodoo': want auto"), ("99", 2, "no adapter with")]
+)
 def test_commands_take_the_device_from_the_environment(choice, code, text):
     case = os.path.join(os.path.dirname(__file__), "golden", "bitnet_q_only")
     env = {**os.environ, "LORAWGPU_DEVICE": choice}
@@ -204,6 +206,18 @@ def test_commands_take_the_device_from_the_environment(choice, code, text):
         [sys.executable, "-m", "lorawgpu.verify", case], capture_output=True, text=True, env=env, check=False
     )
     assert done.returncode == code and text in done.stderr and "Traceback" not in done.stderr
+
+
+def test_who_named_the_device_is_said(monkeypatch):
+    monkeypatch.setenv("LORAWGPU_DEVICE", "voodoo")
+    pretend(monkeypatch, CPU)
+    for given, begin in ((None, "LORAWGPU_DEVICE: device 'voodoo'"), ("banshee", "device 'banshee'")):
+        with pytest.raises(UserError) as refused:
+            open_device(given)
+        assert str(refused.value).startswith(begin)
+    pretend(monkeypatch)
+    with pytest.raises(UserError, match="^no GPU adapter found"):
+        open_device()
 
 
 def test_bytes_are_counted_in_plain_integers():

@@ -8,9 +8,11 @@ import pytest
 from golden_case import GOLDEN
 from tiny_run import byte_model, write_config
 
+from lorawgpu import train
 from lorawgpu.config import load_config
 from lorawgpu.errors import DeviceError
 from lorawgpu.gpu import KernelCache, Plan, open_device, open_dry_device
+from lorawgpu.gpu import device as gpu_device
 from lorawgpu.run import build_engine, prepare
 from lorawgpu.trainer import Trainer
 
@@ -106,3 +108,12 @@ def test_it_refuses_what_a_device_would(tmp_path):
     tensor = device.tensor((64,))
     with plan.section("s"), pytest.raises(ValueError, match="no buffer named"):
         plan.record("clear", "main", (1, 1), params={"count": 64, "stride": 256}, nonsense=tensor)
+
+
+def test_without_any_adapter_it_plans_with_the_limits_that_are_guaranteed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_device.wgpu.gpu, "enumerate_adapters_sync", lambda: [])
+    assert train.main([str(config := write_config(tmp_path)), "--dry-run", "--device", "gpu"]) == 0
+    out = capsys.readouterr().out
+    assert "no GPU adapter here" in out and "planned with the limits that WebGPU guarantees" in out
+    assert "max-storage-buffer-binding-size 128.0 MiB" in out and "MiB of the device" in out
+    assert train.main([str(config)]) == 2 and "no GPU adapter found" in capsys.readouterr().err

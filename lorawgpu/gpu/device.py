@@ -212,11 +212,16 @@ def open_device(
     `limits="webgpu"` (or LORAWGPU_LIMITS=webgpu) asks for WebGPU's defaults only, to see what a small device sees.
     `budget` caps the GPU bytes handed out.
     """
-    choice = choice or os.environ.get("LORAWGPU_DEVICE") or "auto"
+    named = os.environ.get("LORAWGPU_DEVICE")
     mode = limits or os.environ.get("LORAWGPU_LIMITS") or "adapter"
     if mode not in ("adapter", "webgpu"):
         raise UserError(f"LORAWGPU_LIMITS={mode!r}: want adapter or webgpu")
-    adapter, reason = choose_adapter(choice, list_adapters())
+    adapters = list_adapters()
+    try:
+        adapter, reason = choose_adapter(choice or named or "auto", adapters)
+    except UserError as error:
+        from_environment = named and not choice and adapters
+        raise UserError(f"LORAWGPU_DEVICE: {error}") if from_environment else error from None
     asked = dict(DEFAULT_LIMITS)
     if mode == "adapter":
         asked.update({k: min(int(adapter.limits[k]), BINDING_CEILING) for k in ADAPTER_LIMITS})

@@ -1,8 +1,14 @@
 """A device that counts what it is asked for and allocates nothing: to know what a run needs before it starts."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
-from .device import Device, open_device
+from .device import DEFAULT_LIMITS, Device, list_adapters, open_device
+
+NO_ADAPTER = SimpleNamespace(
+    info={"device": "no GPU adapter here", "adapter_type": "Unknown", "backend_type": "none", "description": "none"},
+    features=(),
+)
 
 
 @dataclass(frozen=True)
@@ -53,5 +59,7 @@ class DryQueue:
 
 
 def open_dry_device(choice: str | None = None, limits: str | None = None, budget: int | None = None) -> DryDevice:
-    """As `open_device`, for a device that only counts."""
+    """As `open_device`, for a device that only counts; where there is no adapter at all, one of WebGPU's limits."""
+    if not list_adapters():
+        return DryDevice(NO_ADAPTER, "planned with the limits that WebGPU guarantees", dict(DEFAULT_LIMITS), budget)
     return open_device(choice, limits, budget, kind=DryDevice)
