@@ -34,8 +34,20 @@ class _Short(reprlib.Repr):
         bits = value.bit_length()
         return super().repr_int(value, level) if bits < 1000 else f"<a number of {bits} bits>"
 
+    def repr_bool(self, value: bool, level: int) -> str:
+        return str(value).lower()  # as YAML spells it
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "nothing"
+
 
 _SHORT = _Short()
+# What pydantic says of some mistakes is Python's, not a user's.
+_WANTED = {
+    "bool_type": "wanted true or false",
+    "bool_parsing": "wanted true or false",
+    "too_short": "wanted at least one",
+}
 _FILE_SUFFIXES = {".csv", ".gguf", ".gz", ".jinja", ".json", ".jsonl", ".parquet", ".safetensors", ".txt", ".zst"}
 
 Location = tuple[str | int, ...]
@@ -72,6 +84,8 @@ def read_yaml(path: Path) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if error.context == "expected a single document in the stream":
+            raise UserError(f"{path}{line}: a second YAML document begins here; wanted one, without `---`") from None
         raise UserError(f"{path}{line}: not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2024-99-99
         raise UserError(f"{path}: not YAML: {str(error) or type(error).__name__}") from None
@@ -112,7 +126,8 @@ def dotted(where: Location) -> str:
 def apply_override(data: dict[str, Any], text: str) -> Location:
     """Set `key=value` (a value in YAML, a key such as `datasets.0.path`) in `data`; return the key as a location.
 
-    An index one past the end of a list appends. UserError for anything that cannot be set.
+    What is no YAML (`*.csv`, `{{ a }}`: a shell has taken the quotes) is text, which the schema may then refuse. An index
+    one past the end of a list appends. UserError for anything that cannot be set.
     """
     key, equals, value_text = text.partition("=")
     where = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
@@ -121,12 +136,12 @@ def apply_override(data: dict[str, Any], text: str) -> Location:
     try:
         value = yaml.safe_load(value_text)
     except (yaml.YAMLError, RecursionError, ValueError):
-        raise UserError(f"--set {text}: the value is not YAML; put it in quotes") from None
+        value = value_text
     target: Any = data
     for depth, part in enumerate(where):
         fits = isinstance(target, list) if isinstance(part, int) else isinstance(target, dict)
         if not fits or (isinstance(part, int) and part > len(target)):
-            raise UserError(f"--set {text}: {dotted(where[:depth]) or 'the config'} has no entry {part!r}")
+            raise UserError(f"--set {text}: {_lacks(target, dotted(where[:depth]) or 'the config', part)}")
         if isinstance(part, int) and part == len(target):
             target.append(None)
         if depth == len(where) - 1:
@@ -138,6 +153,18 @@ def apply_override(data: dict[str, Any], text: str) -> Location:
                 target[part] = [] if isinstance(where[depth + 1], int) else {}
             target = target[part]
     return where
+
+
+def _lacks(target: Any, name: str, part: str | int) -> str:
+    """Why `part` is no place to set in `target`."""
+    if not isinstance(target, list | dict):
+        return f"{name} is {_SHORT.repr(target)}, which has no entry {part!r}"
+    if isinstance(target, dict):
+        return f"{name} has keys and no entry {part!r}"
+    if isinstance(part, str):
+        return f"{name} is a list: wanted a number where {part!r} is, such as {name}.0"
+    held = "it has none" if not target else f"it has {len(target)}, counted from 0"
+    return f"{name} has no entry {part}: {held}, and {len(target)} adds one"
 
 
 def find_path(value: str, folders: list[Path], hub: bool) -> str:
@@ -163,12 +190,13 @@ def message(path: Path, problems: Sequence[Problem], lines: dict[Location, int],
     def line_of(where: Location) -> float:
         """Of the innermost key that has one; infinity: set by --set; 0: the file says nothing of it."""
         for end in range(len(where), 0, -1):
-            if where[:end] in touched:
+            if where[:end] in touched or where[:end] not in lines and where[:end] in made:
                 return math.inf
             if where[:end] in lines:
                 return lines[where[:end]]
         return 0
 
+    made = {where[:end] for where in touched for end in range(1, len(where))}  # keys that --set went through
     texts = []
     for problem in sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem.where)):
         line = line_of(problem.where)
@@ -195,5 +223,5 @@ def explain(
         return Problem(where, f"{dotted(where)}: unknown key; {hint}")
     if error["type"] == "missing":
         return Problem(where, f"{dotted(where)}: missing, and it has no default")
-    wanted = error["msg"].removeprefix("Value error, ")
+    wanted = _WANTED.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     return Problem(where, f"{dotted(where)}: got {_SHORT.repr(error['input'])}; {wanted[0].lower()}{wanted[1:]}")

@@ -101,6 +101,8 @@ def test_an_unknown_command_names_the_nearest(capsys):
         ("lerning_rate", "learning_rate"),
         ("lora_rank", "lora_r"),
         ("alpha", "lora_alpha"),
+        ("Lora_R", "lora_r"),
+        ("LEARNING_RATE", "learning_rate"),
         ("warmup", "warmup_steps"),
         ("optimizer", None),  # `adapter` is the least unlike
         ("gradient_clipping", None),  # and not gradient_checkpointing

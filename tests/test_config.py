@@ -61,10 +61,12 @@ def test_overrides(write, tmp_path):
     config = write(
         "lora_r: 4\n", "lora_r=8", "learning_rate=1e-3", "datasets.0.weight=2", "datasets.1.path=more.jsonl",
         "lora_target_modules=[q_proj, v_proj]", "test_datasets.0.path=chats.jsonl", "device=cpu", "max_steps=",
+        "test_datasets.1.path=*.jsonl", "chat_template_jinja={{ messages }}",
     )  # fmt: skip
     assert config.lora_r == 8 and config.learning_rate == 1e-3 and config.device == "cpu" and config.max_steps is None
     assert [(os.path.basename(d.path), d.weight) for d in config.datasets] == [("chats.jsonl", 2), ("more.jsonl", 1)]
-    assert config.lora_target_modules == ["q_proj", "v_proj"] and len(config.test_datasets) == 1
+    assert config.lora_target_modules == ["q_proj", "v_proj"] and len(config.test_datasets) == 2
+    assert config.test_datasets[1].path.endswith("*.jsonl") and config.chat_template_jinja == "{{ messages }}"
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,16 @@ def test_overrides(write, tmp_path):
     [
         ("lora_r", "wanted key=value"),
         ("=3", "wanted key=value"),
-        ("lora_r.x=3", "lora_r has no entry 'x'"),
-        ("datasets.5.path=a", "datasets has no entry 5"),
-        ("datasets.path=a", "datasets has no entry 'path'"),
-        ("sample_prompts=[", "not YAML"),
+        ("lora_r.x=3", "lora_r is 4, which has no entry 'x'"),
+        ("datasets.5.path=a", "datasets has no entry 5: it has 1, counted from 0, and 1 adds one"),
+        ("test_datasets.1.path=a", "test_datasets has no entry 1: it has none, and 0 adds one"),
+        ("foo.bar=3", "--set: foo: unknown key"),
+        ("learning_rate=", "--set: learning_rate: got nothing; input should be a valid number"),
+        ("Lora_R=3", "--set: Lora_R: unknown key; the nearest one is 'lora_r'"),
+        ("datasets.path=a", "datasets is a list: wanted a number where 'path' is, such as datasets.0"),
+        ("lora_target_modules=[q_proj", "got '[q_proj'; wanted a list of module names"),
+        ("learning_rate=*", "--set: learning_rate: got '*'; input should be a valid number"),
+        ("0=1", "the config has keys and no entry 0"),
         ("lora_r=-1", "--set: lora_r: got -1; input should be greater than or equal to 1"),
         ("lora_rank=1", "--set: lora_rank: unknown key; the nearest one is 'lora_r'"),
     ],
@@ -115,11 +123,11 @@ def test_dump_leaves_to_the_adapter_what_the_user_left_to_it(write, tmp_path):
         ("lora_r: '8'\n", "lora_r: got '8'; input should be a valid integer"),
         ("lora_alpha: 2147483647\n", "lora_alpha: got 2147483647; input should be less than or equal to 1073741824"),
         ("lora_r: 8.5\n", "lora_r: got 8.5"),
-        ("lora_r: true\n", "lora_r: got True"),
+        ("lora_r: true\n", "lora_r: got true; input should be a valid integer"),
         ("learning_rate: 1e-4x\n", "learning_rate: got '1e-4x'; input should be a valid number"),
         ("learning_rate: .nan\n", "learning_rate: got nan; input should be a finite number"),
         ("learning_rate: -1e-4\n", "learning_rate: got '-1e-4'; input should be greater than 0"),
-        ("learning_rate: true\n", "learning_rate: got True"),
+        ("learning_rate: true\n", "learning_rate: got true"),
         ("lora_dropout: 1.0\n", "lora_dropout: got 1.0; input should be less than 1"),
         ("lora_dropout: -0.1\n", "lora_dropout: got -0.1"),
         ("lora_target_modules: q_proj\n", "got 'q_proj'; wanted a list of module names, or all-linear"),
@@ -131,7 +139,10 @@ def test_dump_leaves_to_the_adapter_what_the_user_left_to_it(write, tmp_path):
         ("excess_length_strategy: cut\n", "input should be 'truncate', 'drop' or 'raise'"),
         ("val_set_size: 1.5\n", "wanted a whole number of samples, or a fraction below 1"),
         ("val_set_size: -1\n", "val_set_size: got -1"),
-        ("use_rslora: 1\n", "use_rslora: got 1; input should be a valid boolean"),
+        ("use_rslora: 1\n", "use_rslora: got 1; wanted true or false"),
+        ("use_rslora: 'yes'\n", "use_rslora: got 'yes'; wanted true or false"),
+        ("LEARNING_RATE: 1\n", "unknown key; the nearest one is 'learning_rate'"),
+        ("roles_to_train: []\n", "roles_to_train: got []; wanted at least one"),
         ("seed: 4294967296\n", "seed: got 4294967296"),
         ("sequence_len: 1\n", "sequence_len: got 1"),
         ("report_to: [mlflow]\n", "report_to.0: got 'mlflow'"),
@@ -175,7 +186,11 @@ def test_bad_values(write, text, words):
         ("a: 2024-99-99\n", "not YAML"),
         ("[" * 5000, "not YAML"),
         ("seed: 1\n", "2 problems\n  base_model: missing"),
-        ("base_model: model\ndatasets: []\n", "datasets: got []"),
+        ("base_model: model\ndatasets: []\n", "datasets: got []; wanted at least one"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "run.yaml, line 2, column 1: a second YAML document begins here; wanted one, without `---`",
+        ),
         ("base_model: ''\ndatasets: [{path: chats.jsonl}]\n", "base_model: got ''"),
         ("base_model: gone.gguf\ndatasets: [{path: chats.jsonl}]\n", "'gone.gguf' does not exist in"),
         ("base_model: /gone\ndatasets: [{path: chats.jsonl}]\n", "'/gone' does not exist; a hub name is owner/name"),

@@ -106,4 +106,4 @@ def test_one_line_rewritten_on_a_terminal(tmp_path, clock):
 def test_summary_without_a_logged_step(tmp_path, clock):
     progress = Progress(MetricsLog(tmp_path / "m.jsonl"), total_steps=3, stream=io.StringIO())
     progress.close()
-    assert progress.summary() == "3 steps, 0 tokens in 00:00 (0 tok/s)"
+    assert progress.summary() == "0 steps, 0 tokens in 00:00 (0 tok/s)"
