@@ -1,16 +1,24 @@
 """What README and configs tell a reader to type and look at is there: commands parse, configs load, links lead on."""
 
 import importlib
+import json
 import re
 import shlex
+import subprocess
+import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
-from lorawgpu import cli
+import lorawgpu
+from lorawgpu import api, cli
 from lorawgpu.cli import COMMANDS
 from lorawgpu.config import load_config
+from lorawgpu.data.formats import FORMATS, recognise, to_example
+from lorawgpu.model.adapter import init_adapter, write_adapter
+from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.model.peft_config import LoraConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -20,7 +28,7 @@ PLACEHOLDERS = {"CONFIG.yaml": "configs/tiny.yaml", "RUN_DIR": "out/tiny", "CASE
 
 def typed() -> list[str]:
     """Every command line: those of the blocks, those that stand in backticks, and those in the heads of configs."""
-    lines = [line for kind, text in BLOCKS if kind != "yaml" for line in text.replace("\\\n", " ").splitlines()]
+    lines = [line for kind, text in BLOCKS if kind in ("bash", "") for line in text.replace("\\\n", " ").splitlines()]
     inline = re.findall(r"`((?:lorawgpu|python|bash) [^`]+)`", README)
     lines = [re.sub(r"\s+#.*", "", line).strip() for line in lines] + inline
     for config in (ROOT / "configs").glob("*.yaml"):
@@ -36,12 +44,12 @@ def arguments(line: str) -> list[str]:
 
 def command_of(line: str) -> tuple[str, list[str]]:
     """(command of lorawgpu, its arguments)"""
-    words = arguments(line)
+    words = arguments(line.replace("python -m lorawgpu ", "lorawgpu "))
     return (words[1], words[2:]) if words[0] == "lorawgpu" else (words[2].removeprefix("lorawgpu."), words[3:])
 
 
 STAND_INS = {"base_model": "a/b", "datasets": "[{path: a/b}]", "test_datasets": "[{path: a/b}]"}  # not here, or not yet
-OURS = [line for line in typed() if re.match(r"lorawgpu |python -m lorawgpu\.", line)]
+OURS = [line for line in typed() if re.match(r"lorawgpu |python -m lorawgpu[. ]", line)]
 SCRIPTS = [line for line in typed() if re.match(r"(python|bash) scripts/", line)]
 
 
@@ -84,6 +92,34 @@ def test_the_shortest_config_is_one(tmp_path):
     (tmp_path / "mine.yaml").write_text(text, "utf-8")
     (tmp_path / "chats.jsonl").write_text("", "utf-8")
     assert load_config(tmp_path / "mine.yaml").output_dir.endswith("mine")
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch, capsys, device):
+    """With an adapter where the tiny config would have put it; fewer tokens, on the device of the tests."""
+    (code,) = [text for kind, text in BLOCKS if kind == "python"]
+    base = open_checkpoint("builtin:tiny-bitnet")
+    lora = LoraConfig(4, 8, ("q_proj",))
+    write_adapter(tmp_path / "out" / "tiny", lora, init_adapter(lora, base.config, 0), base.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api, "open_device", lambda choice: device)
+    monkeypatch.setattr(api, "whole_number", lambda name, value: min(value, 4))
+    exec(code, {})
+    out = capsys.readouterr().out
+    assert re.search(r"\n\[.+, .+\]\n", out) and re.search(r"\d\.\d+\n\(\d+, \d+\)\n$", out), out
+
+
+def test_the_records_of_the_table_are_what_it_says():
+    """Every type has its row, and the record of the row is read as that type."""
+    rows = re.findall(r"^\| `(\w+)` \| `(\{.*?\})`", README, re.M)
+    assert [kind for kind, _ in rows] == list(FORMATS)
+    for kind, record in rows:
+        assert recognise(json.loads(record), ("README", 1)) == kind
+        to_example(kind, json.loads(record), ("README", 1))
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "lorawgpu", "--version"], capture_output=True, text=True)
+    assert done.stdout == f"lorawgpu {lorawgpu.__version__}\n" and done.returncode == 0
 
 
 def test_links_and_extras_exist():

@@ -1,0 +1,7 @@
+"""`python -m lorawgpu <command>`, where the `lorawgpu` script is not on the PATH."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
