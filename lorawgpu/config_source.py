@@ -43,11 +43,7 @@ class _Short(reprlib.Repr):
 
 _SHORT = _Short()
 # What pydantic says of some mistakes is Python's, not a user's.
-_WANTED = {
-    "bool_type": "wanted true or false",
-    "bool_parsing": "wanted true or false",
-    "too_short": "wanted at least one",
-}
+_WANTED = {"bool_type": "wanted true or false", "too_short": "wanted at least one"}
 _FILE_SUFFIXES = {".csv", ".gguf", ".gz", ".jinja", ".json", ".jsonl", ".parquet", ".safetensors", ".txt", ".zst"}
 
 Location = tuple[str | int, ...]
@@ -126,8 +122,8 @@ def dotted(where: Location) -> str:
 def apply_override(data: dict[str, Any], text: str) -> Location:
     """Set `key=value` (a value in YAML, a key such as `datasets.0.path`) in `data`; return the key as a location.
 
-    What is no YAML (`*.csv`, `{{ a }}`: a shell has taken the quotes) is text, which the schema may then refuse. An index
-    one past the end of a list appends. UserError for anything that cannot be set.
+    What is no YAML (`*.csv`, `{{ a }}`: a shell has taken the quotes) is text, which the schema may then refuse. An
+    index one past the end of a list appends. UserError for anything that cannot be set.
     """
     key, equals, value_text = text.partition("=")
     where = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))

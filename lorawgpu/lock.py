@@ -20,12 +20,19 @@ _log = logging.getLogger(__name__)
 def only_run_in(folder: Path) -> Iterator[None]:
     """Hold the lock of a run folder, which is made for it, and removed again when nothing was put in.
 
-    UserError when another process holds it; OSError when the folder cannot be made or written to.
+    UserError when another process holds it, or when the folder cannot be made or written to.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     handle = None
-    while handle is None:
-        handle = _open_locked(folder)
+    try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        while handle is None:
+            handle = _open_locked(folder)
+    except OSError as error:
+        what = "it is a link to nowhere" if os.path.islink(folder) else error.strerror
+        raise UserError(
+            f"output_dir {folder}: cannot be made or written to: {what}; choose another output_dir, or see to its "
+            "permissions"
+        ) from None
     try:
         yield
     finally:

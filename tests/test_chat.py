@@ -302,7 +302,7 @@ def test_train_on_inputs_trains_all_but_what_says_no():
             "would be trained",
         ),
         ([{"role": "user", "content": "Hi"}, {"role": "assitant", "content": "Yes"}], "got 'assitant'"),
-        ([{"role": "user", "content": "Hi"}, {"role": "assistant"}], r"messages\[2\]: `content` must be a string"),
+        ([{"role": "user", "content": "Hi"}, {"role": "assistant"}], r"messages\[1\]: `content` must be a string"),
     ],
 )
 def test_a_conversation_that_trains_nothing_names_its_line(messages, message):
@@ -312,7 +312,7 @@ def test_a_conversation_that_trains_nothing_names_its_line(messages, message):
 
 def test_a_turn_that_the_template_hides_is_an_error():
     template = "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }}</s>{% endif %}{% endfor %}"
-    with pytest.raises(BadLine, match=r"line 7: the chat template does not show message 2 \(assistant\)"):
+    with pytest.raises(BadLine, match=r"line 7: the chat template does not show messages\[1\] \(assistant\)"):
         encode(template, turns("Hi", "Yes", "And", "42."))
 
 

@@ -187,10 +187,7 @@ def test_bad_values(write, text, words):
         ("[" * 5000, "not YAML"),
         ("seed: 1\n", "2 problems\n  base_model: missing"),
         ("base_model: model\ndatasets: []\n", "datasets: got []; wanted at least one"),
-        (
-            "a: 1\n---\nb: 2\n",
-            "run.yaml, line 2, column 1: a second YAML document begins here; wanted one, without `---`",
-        ),
+        ("a: 1\n---\nb: 2\n", "run.yaml, line 2, column 1: a second YAML document begins here; wanted one"),
         ("base_model: ''\ndatasets: [{path: chats.jsonl}]\n", "base_model: got ''"),
         ("base_model: gone.gguf\ndatasets: [{path: chats.jsonl}]\n", "'gone.gguf' does not exist in"),
         ("base_model: /gone\ndatasets: [{path: chats.jsonl}]\n", "'/gone' does not exist; a hub name is owner/name"),

@@ -52,6 +52,7 @@ CASES = {
     "adapter with DoRA": (lambda t: adapter_with(t, use_dora=True), "use_dora"),
     "rank beside an adapter": (lambda t: adapter_with(t) | {"lora_r": 16}, "lora_r is 16, but the adapter"),
     "line that is no JSON": (lambda t: data_with(t, GOOD, "{"), "bad.jsonl, line 2: not valid JSON"),
+    "broken line, and what helps": (lambda t: data_with(t, GOOD, "{"), ". --skip-bad-lines passes over such records"),
     "line without keys": (lambda t: data_with(t, GOOD, '{"a": 1}'), "bad.jsonl, line 2"),
     "unknown format": (lambda t: data_with(t, '{"a": 1}'), "bad.jsonl, line 1"),
     "id outside the vocabulary": (
@@ -63,6 +64,7 @@ CASES = {
         "bad.jsonl, line 1: no token of this record would be trained",
     ),
     "everything dropped": (lambda t: {"sequence_len": 2}, "nothing to train: 8 samples dropped as longer"),
+    "everything dropped, and what helps": (lambda t: {"sequence_len": 2}, "none left. Raise sequence_len, or set exce"),
     "too long, to be refused": (
         lambda t: {"sequence_len": 8, "excess_length_strategy": "raise"},
         "more than sequence_len 8",

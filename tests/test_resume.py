@@ -209,6 +209,20 @@ def test_a_lock_leaves_no_folder_behind(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_output_dir_that_cannot_be_written(tmp_path, capsys, train_main):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    for name, words in (
+        ("link", "a link to nowhere"),
+        ("a" * 300, "File name too long"),
+        ("file/x", "Not a directory"),
+    ):
+        assert train_main([str(write_config(tmp_path, output_dir=str(tmp_path / name)))]) == 2
+        err = capsys.readouterr().err
+        assert f"output_dir {tmp_path / name}: cannot be made or written to: " in err and words in err
+        assert "; choose another output_dir" in err
+
+
 def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab, train_main):
     config = write_config(tmp_path, max_steps=1)
     lab.train(config)

@@ -96,6 +96,15 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
 
     UserError when a file or a record is wrong (records: unless `skip_bad_lines`), or nothing is left to train.
     """
+    try:
+        return _tokenised(spec, loading)
+    except BadLine as error:
+        if loading.purpose != Loading.purpose:  # only `train` can pass over lines
+            raise
+        raise BadLine(f"{error}. --skip-bad-lines passes over such records, and counts them") from None
+
+
+def _tokenised(spec: DatasetSpec, loading: Loading) -> TokenStore:
     declared = None if spec.type is None else check_type(spec.type)
     files = find_files(spec.path)
     kind, first = (declared, None) if declared else _recognise(files, loading.skip_bad_lines)

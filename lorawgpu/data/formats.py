@@ -121,7 +121,7 @@ def _conversations(record: dict, place: Place) -> Chat:
     messages = []
     if record.get("system"):
         messages.append({"role": "system", "content": _string(record["system"], place, "system")})
-    for number, turn in enumerate(turns, 1):
+    for number, turn in enumerate(turns):
         where = f"conversations[{number}]"
         if not isinstance(turn, dict):
             raise bad_line(*place, f"{where} must be an object", turn)
@@ -163,7 +163,7 @@ def _prompt_completion(record: dict, place: Place) -> Text | Chat:
 
 def _segments(record: dict, place: Place) -> Text:
     pieces = []
-    for number, segment in enumerate(_list(record["segments"], place, "segments"), 1):
+    for number, segment in enumerate(_list(record["segments"], place, "segments")):
         where = f"segments[{number}]"
         if not isinstance(segment, dict) or not isinstance(segment.get("label"), bool):
             raise bad_line(*place, f"{where} must be an object with `label` (true or false) and `text`", segment)
@@ -209,7 +209,7 @@ ALIASES = {
 
 def _messages(value: object, place: Place, key: str, tools: list[dict] | None) -> Chat:
     messages, train = [], []
-    for number, message in enumerate(_list(value, place, key), 1):
+    for number, message in enumerate(_list(value, place, key)):
         if _is_plain(message):
             messages.append(message)
             train.append(None)

@@ -141,7 +141,7 @@ def _one(template: ChatTemplate, messages: list, tools: list | None, index: int,
         end = len(text) - len(tail) if tail is not None and text.endswith(tail) else None
     if start is None or end is None or start > end:
         raise TemplateFailed(
-            f"the chat template does not show message {index + 1} ({message['role']}) where it can be told from the "
+            f"the chat template does not show messages[{index}] ({message['role']}) where it can be told from the "
             "rest, so it cannot be trained: mark it `train: false`, or give another template (chat_template_jinja)"
         )
     return start, end

@@ -5,7 +5,7 @@ ELSEWHERE = {
     "config.py:load_config": "test_errors.py",
     "train.py:parse": "test_errors.py",
     "evaluate.py:parse": "test_errors.py",
-    "data/dataset.py:tokenise": "test_errors.py",
+    "data/dataset.py:_tokenised": "test_errors.py",
     "data/dataset.py:split": "test_errors.py",
     "data/encode.py:_fit": "test_errors.py",
     "model/adapter.py:start_adapter": "test_errors.py",

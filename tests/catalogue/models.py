@@ -284,7 +284,7 @@ TOKENIZER = {
     "template that refuses": (chat(template=b"{{ raise_exception('no users here') }}"), "line 1: the chat template re"),
     "template without end": (chat(template=b"{% for a in range(9999) %}" * 2 + b"{% endfor %}" * 2),
                              "it does more work than a conversation can need"),
-    "template that hides a turn": (chat(template=b"{{ messages[0].content }}"), "does not show message 2 (assistant)"),
+    "template that hides a turn": (chat(template=b"{{ messages[0].content }}"), "does not show messages[1] (assist"),
     "no template": (chat(), "the data are conversations and the model has no chat template"),
 }  # fmt: skip
 
