@@ -39,6 +39,9 @@ class Guarded:
                 raise type(error)(error.errno, error.strerror, self._name) from None
             if not isinstance(error, BrokenPipeError):
                 print(f"note: {self._name}: {error.strerror}; this goes on without it", file=sys.stderr)
+        except RuntimeError:  # a signal's notice in the middle of another line: Python allows no write within a write
+            if not self._lasting:
+                raise
 
 
 def discard(stream) -> None:

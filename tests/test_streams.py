@@ -1,5 +1,6 @@
 """Streams that are closed, full, or a pipe that nobody reads: no traceback, no lost run, an exit code of ours."""
 
+import io
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ from golden_case import GOLDEN
 from tiny_run import write_config
 
 from lorawgpu.checkpoint import newest_checkpoint
+from lorawgpu.streams import Guarded
 
 MODEL = GOLDEN / "llama_dense"
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -84,6 +86,16 @@ def test_what_fails_still_has_its_exit_code(folder):
     (folder / "data.jsonl").write_text("{")
     for where in ("2>&-", "2> /dev/full"):
         assert shell(f"lorawgpu train {folder}/config.yaml --preview 1 {where}")[0] == 2
+
+
+def test_a_notice_within_a_line_ends_nothing():
+    class Busy(io.StringIO):
+        def write(self, text):
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+    assert Guarded(Busy(), "standard error", lasting=True).write("SIGTERM") == 7
+    with pytest.raises(RuntimeError):
+        Guarded(Busy(), "standard output", lasting=False).write("SIGTERM")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows hangs up on nobody")
