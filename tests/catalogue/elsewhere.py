@@ -68,4 +68,5 @@ ELSEWHERE = {
     "generation/generator.py": "test_generate.py",
     "gpu/device.py": "test_device.py: a lost device, a full card, a driver that refuses",
     "gpu/kernel.py": "test_doctor.py: a shader that does not compile",
+    "gpu/plan.py": "test_dry.py: a binding that is too large",
 }  # fmt: skip
