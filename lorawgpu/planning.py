@@ -63,6 +63,8 @@ def _data(run: Run) -> str:
     counts, held_out = run.data.counts, run.data.validation
     text = f"{counts.samples:,} samples, {counts.tokens:,} tokens, {counts.trained_tokens:,} of them trained"
     cure = f" (longer than sequence_len {run.config.sequence_len}: raise it, or set excess_length_strategy: truncate)"
+    if run.config.excess_length_strategy == "truncate":
+        cure = f" (nothing trained in their first {run.config.sequence_len} tokens: raise sequence_len)"
     for name, why in (("truncated", ""), ("dropped", cure), ("skipped", "")):
         if n := getattr(counts, name):
             text += f", {n:,} {name}{why}"

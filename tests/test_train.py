@@ -201,6 +201,19 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys, train_mai
     assert not (tmp_path / "out").exists()
 
 
+def test_the_plan_names_what_helps_dropped_samples(tmp_path, capsys, train_main):
+    config = write_config(tmp_path, sequence_len=8)
+    assert train_main([str(config), "--dry-run"]) == 0
+    words = " dropped (longer than sequence_len 8: raise it, or set excess_length_strategy: truncate)"
+    assert words in capsys.readouterr().out
+    write_data(tmp_path / "data.jsonl").write_text(
+        json.dumps({"input_ids": [5] * 9, "labels": [-100] * 8 + [5]}) + "\n" + json.dumps({"input_ids": [5, 6]}) + "\n"
+    )
+    assert train_main([str(config), "--dry-run", "--set", "excess_length_strategy=truncate"]) == 0
+    words = ", 1 dropped (nothing trained in their first 8 tokens: raise sequence_len)"
+    assert words in capsys.readouterr().out
+
+
 def test_preview_as_json_lines(tmp_path, capsys, train_main):
     """A model folder without weights is enough to look at the data."""
     model = tmp_path / "model"
