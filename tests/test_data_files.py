@@ -86,6 +86,13 @@ def test_a_csv_row_of_another_width_is_named(tmp_path):
     assert last == {"prompt": "d", "completion": "e"}
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_a_csv_of_another_separator_is_refused(tmp_path, mark):
+    path = write(tmp_path, "a.csv", f"prompt{mark}completion\na{mark}b\n")
+    with pytest.raises(UserError, match="a.csv, line 1: one column, .* save it with commas"):
+        records(path)
+
+
 def test_a_csv_header_that_names_a_column_twice_is_refused(tmp_path):
     path = write(tmp_path, "a.csv", "text,b,text\na,b,c\n")
     with pytest.raises(UserError, match="a.csv, line 1: two columns are called 'text'"):

@@ -204,14 +204,20 @@ def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
         if row is None:
             return
         if row and header is None:
-            header = row
-            if twice := next((name for i, name in enumerate(row) if name and name in row[:i]), None):
-                raise UserError(f"{file}, line {start}: two columns are called {shorten(twice)!r}; rename or drop one")
+            header = _header(f"{file}, line {start}", row)
         elif row and len(row) != len(header):
             yield start, bad_line(file, start, f"{len(row)} cells under a header of {len(header)}", ",".join(row))
         elif row:
             yield start, _cells(dict(zip(header, row, strict=True)))
         start = reader.line_num + 1
+
+
+def _header(where: str, row: list[str]) -> list[str]:
+    if twice := next((name for i, name in enumerate(row) if name and name in row[:i]), None):
+        raise UserError(f"{where}: two columns are called {shorten(twice)!r}; rename or drop one")
+    if len(row) == 1 and (mark := next((m for m in ";\t|" if m in row[0]), None)):
+        raise UserError(f"{where}: one column, {shorten(row[0])!r}, parted by {mark!r} inside: save it with commas")
+    return row
 
 
 def _bom_off(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:

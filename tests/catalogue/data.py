@@ -76,6 +76,7 @@ FILES = {
     "a Parquet of other columns": (partial(data, content=table, name="d.parquet"), "no known format has these keys: `"),
     "a CSV with an open quote": (partial(data, content='a,b\n"', name="d.csv"), "d.csv, line 2: not valid CSV"),
     "a CSV column twice": (partial(data, content="text,text\nx,y\n", name="d.csv"), "two columns are called 'text'"),
+    "a CSV with semicolons": (partial(data, content="text;b\nx;y\n", name="d.csv"), "line 1: one column, 'text;b'"),
     "a CSV row too short": (partial(data, content="text,b\nx\n", name="d.csv"), "line 2: 1 cells under a header of 2"),
     "an array that ends early": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "no ',' or ']' aft"),
     "an array of no JSON": (partial(data, content="[{a}]", name="d.json"), "d.json, line 1: not valid JSON"),
