@@ -78,7 +78,9 @@ def test_a_folder_of_two_forms_says_which_file_told_the_type(tmp_path):
 
 def test_drop_and_raise(tmp_path):
     spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2), tokens(1, 2, 3, 4))
-    assert tokenise(spec, loading(3, "drop")).counts == Counts(1, 2, 1, dropped=1)
+    store = tokenise(spec, loading(3, "drop"))
+    assert store.counts == Counts(1, 2, 1, dropped=1)
+    assert "note: 1 samples are left out" in summary(store.counts) and "sequence_len" in summary(store.counts)
     with pytest.raises(UserError, match="line 2: 4 tokens, more than sequence_len 3"):
         tokenise(spec, loading(3, "raise", skip_bad_lines=True))  # too long is not bad: skipping does not hide it
 

@@ -64,6 +64,11 @@ def summary(counts: Counts) -> str:
         f"{counts.samples} samples, {counts.tokens} tokens, {counts.trained_tokens} trained, "
         f"{counts.truncated} truncated, {counts.dropped} dropped, {counts.skipped} bad lines skipped"
     )
+    if counts.dropped:
+        line += (
+            f"\nnote: {counts.dropped} samples are left out: they, or what is trained of them, lie beyond sequence_len. "
+            "Raise it, or set excess_length_strategy: truncate"
+        )
     if counts.endless:
         line += (
             f"\nwarning: in {counts.endless} samples the chat template puts no end mark after the answer: "
