@@ -66,8 +66,8 @@ def summary(counts: Counts) -> str:
     )
     if counts.dropped:
         line += (
-            f"\nnote: {counts.dropped} samples are left out: they, or what is trained of them, lie beyond sequence_len. "
-            "Raise it, or set excess_length_strategy: truncate"
+            f"\nnote: {counts.dropped} samples are left out: they, or what is trained of them, lie beyond "
+            "sequence_len. Raise it, or set excess_length_strategy: truncate"
         )
     if counts.endless:
         line += (
