@@ -55,7 +55,7 @@ def assert_same_run(a: Path, b: Path):
     assert adapter_bytes(a) == adapter_bytes(b)
     one, two = (load_checkpoint(newest_checkpoint(folder)) for folder in (a, b))
     for snapshot in (one, two):
-        for key in ("environment", "config"):  # these say why bits may differ, and where the run is
+        for key in ("environment", "config", "data_files"):  # why bits may differ, and where the run and its data lie
             snapshot.state.pop(key)
     assert one.state == two.state
     for part in ("adapter", "m", "v"):
