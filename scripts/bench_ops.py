@@ -78,46 +78,6 @@ fn dot_loop(@builtin(global_invocation_id) id: vec3<u32>) {{
     out[id.x] = vec4(f32(a + b), f32(c + d), f32(e + f), f32(g + h));
 }}
 """
-COPY = """
-@group(0) @binding(0) var<storage, read> source: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> copied: array<vec4<f32>>;
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    for (var i = 0u; i < 16u; i += 1u) {
-        let at = (group.x * 16u + i) * 256u + lane;
-        copied[at] = source[at];
-    }
-}
-"""
-SHAPES = {  # name: (out, in) of the fused projections
-    "bitnet-2b": {"qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912)},
-    "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
-}
-PEAK = """
-@group(0) @binding(0) var<storage, read_write> out: array<vec4<f32>>;
-@compute @workgroup_size(256)
-fn fma_loop(@builtin(global_invocation_id) id: vec3<u32>) {
-    var a = vec4(f32(id.x)); var b = a + 1.0; var c = a + 2.0; var d = a + 3.0;
-    let x = vec4(0.999); let y = vec4(0.5);
-    for (var i = 0u; i < 1024u; i += 1u) {
-        a = fma(a, x, y); b = fma(b, x, y); c = fma(c, x, y); d = fma(d, x, y);
-        a = fma(a, x, y); b = fma(b, x, y); c = fma(c, x, y); d = fma(d, x, y);
-    }
-    out[id.x] = a + b + c + d;
-}
-@compute @workgroup_size(256)
-fn dot_loop(@builtin(global_invocation_id) id: vec3<u32>) {
-    var a = i32(id.x); var b = a + 1; var c = a + 2; var d = a + 3;
-    let x = id.x * 0x01010101u; let y = 0x7f010203u;
-    for (var i = 0u; i < 1024u; i += 1u) {
-        a += dot4I8Packed(x ^ u32(a), y); b += dot4I8Packed(x ^ u32(b), y);
-        c += dot4I8Packed(x ^ u32(c), y); d += dot4I8Packed(x ^ u32(d), y);
-        a += dot4I8Packed(x, y + u32(a)); b += dot4I8Packed(x, y + u32(b));
-        c += dot4I8Packed(x, y + u32(c)); d += dot4I8Packed(x, y + u32(d));
-    }
-    out[id.x] = vec4(f32(a + b + c + d));
-}
-"""
 
 
 def seconds(device, run, budget=0.25):

@@ -144,13 +144,24 @@ def test_it_says_what_it_needs_and_what_each_key_is_for(path, files):
             assert any(" # " in text for text in around) or lines[number - 1].startswith("# "), line
 
 
+@pytest.fixture
+def dry_run(files, tmp_path, monkeypatch):
+    """Plans a config on a card of some limits, with a hollow model of its shape: the exit code."""
+
+    def plan(path, card, *more):
+        monkeypatch.setattr(train, "open_dry_device", card)
+        sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}", *more]
+        if not base_of(path).startswith("builtin:"):
+            model = tmp_path / "model"
+            sets.append(f"base_model={model if model.exists() else hollow_model(model, SHAPES[base_of(path)])}")
+        return train.main([str(path), "--dry-run", *(arg for text in sets for arg in ("--set", text))])
+
+    return plan
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, files, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "open_dry_device", big_card)
-    sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}"]
-    if not base_of(path).startswith("builtin:"):
-        sets.append(f"base_model={hollow_model(tmp_path / 'model', SHAPES[base_of(path)])}")
-    assert train.main([str(path), "--dry-run", *(arg for text in sets for arg in ("--set", text))]) == 0
+def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, dry_run, tmp_path, capsys):
+    assert dry_run(path, big_card) == 0
     said = capsys.readouterr().out
     counted = float(re.search(r"memory +([\d,.]+) MiB", said)[1].replace(",", ""))
     promised, unit = re.search(r"([\d.]+) (GiB|MiB)", header_of(path)["Memory:"]).groups()
@@ -159,18 +170,10 @@ def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, files, tm
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_on_the_guaranteed_limits_it_fits_or_says_which_micro_batch_would(path, files, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "open_dry_device", least_card)
-    sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}"]
-    if not base_of(path).startswith("builtin:"):
-        sets.append(f"base_model={hollow_model(tmp_path / 'model', SHAPES[base_of(path)])}")
-
-    def dry_run(*more):
-        return train.main([str(path), "--dry-run", *(arg for text in (*sets, *more) for arg in ("--set", text))])
-
-    if dry_run() == 0:
+def test_on_the_guaranteed_limits_it_fits_or_says_which_micro_batch_would(path, dry_run, capsys):
+    if dry_run(path, least_card) == 0:
         return
     said = capsys.readouterr().err
     assert "134,217,728" in said
     fits = re.search(r"It would fit with micro_batch_size (\d+) ", said)[1]
-    assert dry_run(f"micro_batch_size={fits}") == 0
+    assert dry_run(path, least_card, f"micro_batch_size={fits}") == 0

@@ -1,0 +1,44 @@
+"""GPU time by timestamps: of each record alone, and of whole passes while plans run."""
+
+import pytest
+
+from lorawgpu.gpu import Plan
+from lorawgpu.gpu.profile import Clock, profile
+
+COUNT = 70_000  # elements of each clear: some time, in one dispatch
+
+
+@pytest.fixture
+def cleared(plan, device):
+    if "timestamp-query" not in device.features:
+        pytest.skip("this adapter has no timestamps")
+    for name in ("a", "b"):
+        with plan.section(name), plan.scope("layers.0"):
+            plan.clear(device.tensor((COUNT,)))
+    return plan
+
+
+def test_kinds_leave_out_the_layer_and_count_what_moves(cleared):
+    seconds, count, flops, nbytes = profile(cleared, ["a", "b"])["clear:main"]
+    assert seconds > 0 and (count, flops, nbytes) == (2, 0, 2 * 4 * COUNT)
+
+
+def test_a_clock_counts_every_pass_and_lets_go_of_its_plans(cleared, device):
+    outer = cleared.begin_pass
+    clock = Clock([cleared])
+    for _ in range(3):
+        cleared.run("a")
+        cleared.run("b")
+    assert clock.count == 6  # a pass a submit
+    busy, span = clock.busy()
+    assert 0 < busy <= span
+    assert cleared.begin_pass is outer
+    cleared.run("a")
+    assert clock.count == 6
+
+
+def test_a_clock_needs_timestamps(plan, device, monkeypatch):
+    monkeypatch.setattr(device, "features", [])
+    with pytest.raises(ValueError, match="no timestamp queries"):
+        Clock([plan])
+    assert profile(Plan(device), []) == {}
