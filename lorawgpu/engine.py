@@ -3,7 +3,9 @@
 begin; per micro-batch: write step data, forward, heads, backward; update
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -50,7 +52,17 @@ class Recorded:
 
     def heads(self, targets: int) -> list:
         """Sections of the chunks that hold `targets` target rows."""
-        return [f"head{i}" for i in range(-(-targets // self.head.chunk))]
+        return [head_section(*span) for span in self.head.spans(targets)]
+
+    def flops(self, targets: int) -> float:
+        """Floating-point operations of `train` with `targets` target rows, those of the products alone."""
+        names = ("forward", *self.heads(targets), "backward")
+        return sum(record.flops for name in names for record in self.plan.sections[name])
+
+
+def head_section(start: int, rows: int) -> str:
+    """The name of the section that holds the head for target rows [start, start + rows)."""
+    return f"head {start}+{rows}"
 
 
 class Engine:
@@ -128,17 +140,19 @@ class Engine:
             x, saved = transformer_forward(c, self.options.checkpointing)
             dx = c.keep(c.widths.hidden, "dx")
             c.plan.clear(dx)
-        head = self._record_heads(c, x, dx)
+        head = self._record_heads(c, partial(chunk_loss, c, x=x, dx=dx, loss=self.loss))
         head.give(c)
         with c.plan.section("backward"):
             transformer_backward(c, dx, saved, self.options.checkpointing)
         return head
 
-    def _record_heads(self, c, x, dx) -> Head:
+    def _record_heads(self, c, record) -> Head:
+        """`record(head=, start=, rows=)` for every chunk that a batch may need; tails use what the whole ones left."""
         head = Head.take(c, self.device.max_binding)
-        for i in range(-(-c.rows // head.chunk)):
-            with c.plan.section(f"head{i}"), c.plan.scope("head"):
-                chunk_loss(c, head, x, dx, self.loss, i * head.chunk)
+        for start, rows in head.all_spans(c.rows):
+            frugal = c.work.frugal() if rows < head.chunk else nullcontext()
+            with c.plan.section(head_section(start, rows)), c.plan.scope("head"), frugal:
+                record(head=head, start=start, rows=rows)
         return head
 
     def _hidden(self, c) -> Tensor:
@@ -151,16 +165,12 @@ class Engine:
     def _record_eval(self, c) -> Head:
         with c.plan.section("forward"):
             x = self._hidden(c)
-        return self._record_heads(c, x, None)
+        return self._record_heads(c, partial(chunk_loss, c, x=x, dx=None, loss=self.loss))
 
     def _record_logits(self, c) -> Head:
         with c.plan.section("forward"):
             x = self._hidden(c)
-        head = Head.take(c, self.device.max_binding)
-        for i in range(-(-c.rows // head.chunk)):
-            with c.plan.section(f"head{i}"), c.plan.scope("head"):
-                head_forward(c, head, x, i * head.chunk)
-        return head
+        return self._record_heads(c, partial(head_forward, c, x=x))
 
     def _record_window(self) -> Plan:
         plan = Plan(self.device, self.kernels)
@@ -187,10 +197,8 @@ class Engine:
         return [self._window, *(recorded.plan for recorded in self._plans.values())]
 
     def flops(self, batch: MicroBatch) -> float:
-        """Floating-point operations of `train` on this micro-batch, those of the products alone."""
-        recorded = self.plan("train", batch.capacity)
-        names = ("forward", *recorded.heads(batch.targets), "backward")
-        return sum(record.flops for name in names for record in recorded.plan.sections[name])
+        """Floating-point operations of `train` on this micro-batch."""
+        return self.plan("train", batch.capacity).flops(batch.targets)
 
     # Replaying
 
@@ -246,9 +254,9 @@ class Engine:
         recorded = self.plan("logits", batch.capacity)
         recorded.plan.run("forward")
         parts = []
-        for section in recorded.heads(len(rows)):
-            recorded.plan.run(section)
-            parts.append(self.device.read(recorded.head.logits))
+        for start, count in recorded.head.spans(len(rows)):
+            recorded.plan.run(head_section(start, count))
+            parts.append(self.device.read(recorded.head.logits.rows(0, count)))
         return np.concatenate(parts)[: len(rows), : self.model.config.vocab_size]
 
     # Reading back

@@ -76,9 +76,9 @@ def _data(run: Run) -> str:
 
 
 def _submits(run: Run, engine: Engine) -> str:
-    plan = engine.plan("train", run.capacity).plan
-    flops = sum(r.flops for section in plan.sections.values() for r in section)
-    count, step = max(1, round(flops / plan.flops_per_submit)), flops * run.config.gradient_accumulation_steps
+    recorded = engine.plan("train", run.capacity)
+    flops = recorded.flops(run.capacity)
+    count, step = max(1, round(flops / recorded.plan.flops_per_submit)), flops * run.config.gradient_accumulation_steps
     return (
         f"about {count} a micro-batch, each within {run.config.max_dispatch_ms:g} ms; "
         f"a full step is {step:.2g} operations, at first guess {step / first_rate(engine.device):.2g} s"

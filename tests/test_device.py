@@ -196,6 +196,16 @@ def test_the_workspace_reuses_what_was_given_back(device):
     assert device.memory.held["test scratch"] == held
 
 
+def test_a_frugal_workspace_gives_a_small_tensor_a_large_buffer(device):
+    work = Workspace(device, kind="test scratch")
+    large = work.take((100, 16), label="large")
+    work.give(large)
+    with work.frugal():
+        assert (small := work.take((8, 16), label="small")).buffer is large.buffer
+    work.give(small)
+    assert work.take((8, 16), label="small").buffer is not large.buffer
+
+
 @pytest.mark.parametrize(
     "choice, code, text", [("voodoo", 2, "LORAWGPU_DEVICE: device 'voodoo': want auto"), ("99", 2, "no adapter with")]
 )

@@ -8,7 +8,6 @@ import wgpu
 from gradcheck import relative_error
 from tiny_model import ALL, Tiny, gradients, random_samples, tiny_config
 
-from lorawgpu.backward import loss as backward_loss
 from lorawgpu.data.batching import flatten
 from lorawgpu.engine import Engine, Options
 from lorawgpu.model.peft_config import LoraConfig
@@ -115,30 +114,6 @@ def test_a_mute_micro_batch_in_a_window_adds_nothing(dense):
     loss, grads = gradients(dense.engine(), window())
     other, with_mute = gradients(dense.engine(), [*window(), flatten(mute, 64)])
     assert loss == other and all(np.array_equal(g, with_mute[name]) for name, g in grads.items())
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_head_in_chunks(device, kernels, monkeypatch, tied):
-    """A budget of one chunk of 64 rows: the same loss, logits and gradients as all rows at once."""
-    tiny = Tiny(device, kernels, tiny_config(tie_word_embeddings=tied))
-    samples = [replace(s, labels=s.input_ids) for s in random_samples((70, 50, 30))]
-    batch = flatten(samples, 256)
-    whole = tiny.engine(256, 128)
-    loss, grads = gradients(whole, [batch])
-    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
-    chunked = tiny.engine(256, 128)
-    assert chunked.plan("train", 256).head.chunk == 64 < batch.targets < whole.plan("train", 256).head.chunk
-    other_loss, other = gradients(chunked, [batch])
-    assert other_loss == loss
-    assert all(np.array_equal(g, other[name]) for name, g in grads.items())
-    rows = np.array([149, 0, 64, 63])  # any rows, in any order
-    assert np.array_equal(chunked.logits(batch, rows), whole.logits(batch, np.arange(150))[rows])
-
-
-def test_a_short_batch_runs_only_the_chunks_it_needs(dense, monkeypatch):
-    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
-    recorded = dense.engine(256).plan("train", 256)
-    assert [len(recorded.heads(n)) for n in (1, 64, 65, 256)] == [1, 1, 2, 4]
 
 
 def test_split_submits_change_no_bit(dense):

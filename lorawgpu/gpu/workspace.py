@@ -1,5 +1,6 @@
 """Scratch and activation buffers reused by lifetime while plans are recorded."""
 
+from contextlib import contextmanager
 from math import prod
 
 import numpy as np
@@ -43,6 +44,13 @@ class Workspace:
             if id(t.buffer) not in self._used:
                 raise ValueError(f"{t.label} was not taken from this workspace, or given back twice")
             self._free.append(self._used.pop(id(t.buffer)))
+
+    @contextmanager
+    def frugal(self):
+        """Inside, a take would rather waste the largest buffer than make another: for what is given back at once."""
+        waste, self._waste = self._waste, float("inf")
+        yield
+        self._waste = waste
 
     def rewind(self):
         """All buffers are free again, for the next plan."""

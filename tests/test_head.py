@@ -1,0 +1,92 @@
+"""The head goes chunk by chunk over the target rows: the results of all rows at once, and little work for none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gradcheck import relative_error
+from tiny_model import Tiny, gradients, random_samples, tiny_config
+
+from lorawgpu.backward import loss as backward_loss
+from lorawgpu.backward.loss import CHUNK_ALIGN, Head
+from lorawgpu.data.batching import flatten
+from lorawgpu.ops import linear
+
+
+@pytest.fixture(scope="module")
+def dense(device, kernels):
+    return Tiny(device, kernels, tiny_config(num_hidden_layers=1))
+
+
+def batch_of(*lengths):
+    """Every token but the first of a sequence a target."""
+    return flatten([replace(s, labels=s.input_ids) for s in random_samples(lengths)], 256)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_in_chunks(device, kernels, monkeypatch, tied):
+    """A budget of one chunk of 64 rows: the same loss, logits and gradients as all rows at once."""
+    tiny = Tiny(device, kernels, tiny_config(tie_word_embeddings=tied))
+    batch = batch_of(70, 50, 30)
+    whole = tiny.engine(256, 128)
+    loss, grads = gradients(whole, [batch])
+    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
+    chunked = tiny.engine(256, 128)
+    assert chunked.plan("train", 256).head.chunk == 64 < batch.targets < whole.plan("train", 256).head.chunk
+    other_loss, other = gradients(chunked, [batch])
+    assert other_loss == loss
+    assert all(np.array_equal(g, other[name]) for name, g in grads.items())
+    rows = np.array([149, 0, 64, 63])  # any rows, in any order
+    assert np.array_equal(chunked.logits(batch, rows), whole.logits(batch, np.arange(150))[rows])
+
+
+def test_a_short_batch_runs_only_the_chunks_it_needs(dense, monkeypatch):
+    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
+    recorded = dense.engine(256).plan("train", 256)
+    assert [len(recorded.heads(n)) for n in (1, 64, 65, 256)] == [1, 1, 2, 4]
+    assert recorded.flops(1) == recorded.flops(64) < recorded.flops(65) < recorded.flops(256)
+
+
+@pytest.mark.parametrize("chunk", [64, 128, 192, 320, 1024])
+def test_spans_cover_the_targets_and_waste_little(chunk):
+    head, rows, needed = Head(chunk, *[None] * 5), 2 * chunk + 80, set()
+    for targets in range(1, rows + 1):
+        spans = head.spans(targets)
+        assert [start for start, _ in spans] == list(np.cumsum([0, *(n for _, n in spans[:-1])]))
+        assert 0 <= sum(n for _, n in spans) - targets < chunk / 4 + CHUNK_ALIGN
+        assert all(n <= chunk and n % CHUNK_ALIGN == 0 for _, n in spans)
+        needed.update(spans)
+    assert sorted(head.all_spans(rows)) == sorted(needed)  # these are recorded: none is missing, none for nothing
+
+
+@pytest.mark.parametrize("kind", ["train", "eval", "logits"])
+def test_every_plan_has_the_heads_of_any_number_of_targets(dense, monkeypatch, kind):
+    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 4 * 128 * dense.model.head.rows)
+    recorded = dense.engine(256).plan(kind, 256)
+    heads = {name for targets in range(1, 257) for name in recorded.heads(targets)}
+    assert recorded.head.chunk == 128 and len(heads) == 4
+    assert heads == {name for name in recorded.plan.sections if name.startswith("head")}
+
+
+@pytest.mark.parametrize("chunk, spans", [(256, [(0, 192)]), (128, [(0, 128), (128, 64)])])
+def test_a_tail_computes_what_a_whole_chunk_does(device, kernels, monkeypatch, chunk, spans):
+    """To the bit, but for gradients that are summed in more parts where there are fewer rows."""
+    tiny = Tiny(device, kernels, tiny_config(vocab_size=1024))
+    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 4 * chunk * 1024)
+    monkeypatch.setattr(linear, "SPREAD", 4)  # workgroups: four of 64 rows, so that a tail of fewer is split further
+    batch = batch_of(90, 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(backward_loss, "TAILS", 1)
+        whole = tiny.engine(256, 256)
+        loss, grads = gradients(whole, [batch])
+        logits = whole.logits(batch, np.arange(150))
+    engine = tiny.engine(256, 256)
+    assert engine.plan("train", 256).head.spans(batch.targets) == spans
+    gradients(engine, [batch_of(250)])  # what it leaves in the buffers has no effect
+    other_loss, other = gradients(engine, [batch])
+    assert other_loss == loss
+    assert all(relative_error(other[name], g) < 1e-6 for name, g in grads.items())
+    assert np.array_equal(engine.logits(batch, np.arange(150)), logits)
+    engine.begin()
+    engine.evaluate(batch)
+    assert engine.loss_sum() == loss
