@@ -28,6 +28,11 @@ from lorawgpu.optim.adamw import AdamW
 from lorawgpu.watch import LateReader
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.csv"
+COLUMNS = (
+    *("date", "commit", "adapter", "driver", "shape", "tokens", "seq", "store", "checkpointing"),
+    *("ms", "tok_s", "peak_gib", "encode_ms", "gpu_waits"),
+    *("peer_float32_tok_s", "peer_float32_gib", "peer_bfloat16_tok_s", "peer_bfloat16_gib"),
+)
 RANK = 16
 MOST = 8  # steps between two waits for the GPU, or as many as fit in GROUP_SECONDS
 GROUP_SECONDS = 1.0
@@ -176,11 +181,12 @@ def peer(args, config, dtype_name):
     return float(np.median(times[len(times) // 2 :])), peak
 
 
-def append(row):
-    RESULTS.parent.mkdir(exist_ok=True)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row, lineterminator="\n")
+def append(row, path=RESULTS):
+    """Add a row to the results, in the order of COLUMNS; what it lacks is left empty. ValueError for an unknown key."""
+    path.parent.mkdir(exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(row)
@@ -236,9 +242,7 @@ def main():
         )
         row[f"peer_{dtype}_tok_s"], row[f"peer_{dtype}_gib"] = round(args.tokens / seconds), round(peak, 2)
     if args.csv:
-        append(
-            {"peer_float32_tok_s": "", "peer_float32_gib": "", "peer_bfloat16_tok_s": "", "peer_bfloat16_gib": ""} | row
-        )
+        append(row)
 
 
 if __name__ == "__main__":
