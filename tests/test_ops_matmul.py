@@ -10,6 +10,7 @@ from lorawgpu.model.weights import pack_blocks
 from lorawgpu.ops.matmul import BLOCKED_TERMS, TILES, LowRank, Segments, matmul, sum_splits
 from lorawgpu.reference.quantize import quantize_forward
 
+WHOLE = 16 * 32  # terms that are whole tiles of every kind, and enough of them to read past the last
 FLOAT32 = 2e-6  # float32 sums of a few hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2
 
 
@@ -24,8 +25,9 @@ def widen_bf16(x):
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("a_layout", ["row", "col"])
 @pytest.mark.parametrize("b_layout", ["nk", "kn"])
-def test_layouts(plan, tile, a_layout, b_layout):
-    m, n, k = 131, 208, 84
+@pytest.mark.parametrize("k", [84, WHOLE])
+def test_layouts(plan, tile, a_layout, b_layout, k):
+    m, n = 131, 208
     lab = Lab(plan)
     a, b = normal(m, k), normal(n, k)
     stored_a = pad(a.T)[:, : padded(m)] if a_layout == "col" else a
@@ -49,8 +51,9 @@ def test_layouts(plan, tile, a_layout, b_layout):
 
 @pytest.mark.parametrize("store", ["f32", "bf16", "f16", "ternary"])
 @pytest.mark.parametrize("b_layout", ["nk", "kn"])
-def test_stores_are_read_exactly(plan, store, b_layout):
-    m, n, k = 35, 48, 96
+@pytest.mark.parametrize("k, n", [(96, 48), (WHOLE, WHOLE)])
+def test_stores_are_read_exactly(plan, store, b_layout, k, n):
+    m = 35
     lab, w = Lab(plan), normal(n, k)
     codes = np.random.default_rng(3).integers(0, 3, (n, k)).astype(np.uint8)
     stored, value, ldb = {
@@ -60,7 +63,7 @@ def test_stores_are_read_exactly(plan, store, b_layout):
         "ternary": (pack_blocks(codes), codes.astype(np.int8) - 1, k // 4),
     }[store]
     segments = Segments((16, 32, n), (0.5, 2.0, 3.0)) if store == "ternary" else None
-    value = value.astype(np.float64) * (np.repeat([0.5, 2.0, 3.0], 16)[:, None] if segments else 1)
+    value = value.astype(np.float64) * (np.repeat([0.5, 2.0, 3.0], (16, 16, n - 32))[:, None] if segments else 1)
     terms, columns = (k, n) if b_layout == "nk" else (n, k)
     a, out = normal(m, terms), lab.output(m, columns)
     with lab.section:
@@ -82,8 +85,9 @@ def test_stores_are_read_exactly(plan, store, b_layout):
 
 
 @pytest.mark.parametrize("a_layout, b_layout", [("row", "nk"), ("row", "kn"), ("col", "kn")])
-def test_the_bits_of_a_sum_do_not_depend_on_the_tile(plan, a_layout, b_layout):
-    m, n, k = 67, 112, 300
+@pytest.mark.parametrize("k", [300, WHOLE])
+def test_the_bits_of_a_sum_do_not_depend_on_the_tile(plan, a_layout, b_layout, k):
+    m, n = 67, 112
     assert k > BLOCKED_TERMS
     lab, a, b, outs = Lab(plan), normal(m, k), normal(n, k), {}
     x = lab.input(pad(a.T)[:, : padded(m)] if a_layout == "col" else a)
@@ -93,13 +97,13 @@ def test_the_bits_of_a_sum_do_not_depend_on_the_tile(plan, a_layout, b_layout):
             outs[tile] = lab.output(m, n)
             matmul(plan, outs[tile].tensor, x, w, m=m, n=n, k=k, a_layout=a_layout, b_layout=b_layout, tile=tile)
     lab.run()
-    assert relative_error(outs["large"].value, a.astype(np.float64) @ b.T) < FLOAT32
+    assert relative_error(outs["tall"].value, a.astype(np.float64) @ b.T) < FLOAT32
     for tile, out in outs.items():
-        assert np.array_equal(out.value, outs["large"].value), tile
+        assert np.array_equal(out.value, outs["tall"].value), tile
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("k", [16, 80, 2576])
+@pytest.mark.parametrize("k", [16, 80, 2576, 4 * WHOLE])
 def test_int8_product_is_an_integer_product(plan, tile, k):
     m, n = 67, 112
     lab, x = Lab(plan), normal(m, k)
@@ -219,7 +223,7 @@ def test_rows_do_not_depend_on_their_number_or_the_tile(plan):
     n, k, lab, a, b = 144, 336, Lab(plan), normal(200, 336), normal(144, 336)
     outs = [lab.output(m, n) for m in (1, 40, 200, 200)]
     with lab.section:
-        for out, tile in zip(outs, (None, None, None, "large"), strict=True):
+        for out, tile in zip(outs, (None, None, None, "tall"), strict=True):
             matmul(plan, out.tensor, lab.input(a), lab.input(b), m=out.shape[0], n=n, k=k, tile=tile)
     lab.run()
     for out in outs[:-1]:

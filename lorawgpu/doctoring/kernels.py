@@ -25,13 +25,13 @@ TABLE = (
     ("adamw", optimizer.adamw, SUMMED, [(33000, 64, 4)]),
     ("window", optimizer.window, EXACT, [("bad",), ("good",)]),
     ("matmul", products.matmul_tiles, ROUNDED, [
-        ("large", "row", "nk", 131, 208, 84), ("medium", "row", "kn", 131, 208, 84),
+        ("tall", "row", "nk", 131, 208, 512), ("medium", "row", "kn", 131, 208, 84),
         ("small", "col", "kn", 131, 208, 84), ("flat", "row", "nk", 5, 208, 84), ("skinny", "col", "kn", 131, 16, 84),
     ]),
     ("matmul", products.matmul_stores, ROUNDED, [
         (store, layout, 35, 64, 96) for store in ("bf16", "f16", "ternary") for layout in ("nk", "kn")
     ]),
-    ("matmul", products.matmul_int8, EXACT, [("medium", 67, 112, 80), ("flat", 7, 112, 2576)]),
+    ("matmul", products.matmul_int8, EXACT, [("medium", 67, 112, 2048), ("flat", 7, 112, 2576)]),
     ("matmul", products.matmul_epilogue, ROUNDED, [("f32", 37, 144, 64, 4), ("int8", 37, 144, 64, 20)]),
     ("matmul", products.matmul_backward, ROUNDED, [(20, 96, 48, 12)]),
     ("sum_splits", products.matmul_splits, ROUNDED, [(3, 24, 32, 1000)]),

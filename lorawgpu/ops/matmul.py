@@ -6,15 +6,16 @@ from ..gpu.tensor import Tensor
 
 # (BM, BN, TM, TN, BK): the tile of a workgroup, the part of it that one thread holds in registers, the terms in a tile.
 TILES = {
-    "large": (128, 128, 8, 8, 16),
+    "tall": (128, 64, 8, 8, 16),
     "medium": (64, 64, 8, 8, 16),
-    "small": (64, 64, 4, 4, 32),
+    "small": (64, 64, 8, 4, 32),
     "low": (32, 64, 4, 4, 16),
     "skinny": (64, 16, 4, 4, 32),
     "flat": (16, 64, 4, 4, 16),
 }
-BUSY = 512  # workgroups of medium tiles that keep a large GPU busy
-DEPTH = 16  # the least BK: 16 x (128 + 128) floats fill WebGPU's 16 KiB of workgroup memory
+BUSY = 400  # workgroups of medium tiles that keep a large GPU busy
+DEPTH = 16  # the least BK
+WHOLE = 16  # tiles in a span of K, at least, that make reading one tile past it cheaper than asking whether it is there
 BLOCKED_TERMS = 256  # sums up to this long are taken in blocks of four; real models have none
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
 
@@ -59,20 +60,18 @@ NO_LORA = {"ldh4": 0, **{f"{n}{i}": 0 for n in "rhl" for i in range(3)}}
 ONE_SEGMENT = Segments((NEVER,), (1.0,))
 
 
-def choose_tile(m: int, n: int, kind: str = "f32") -> str:
+def choose_tile(m: int, n: int, kind: str = "f32", splits: int = 1) -> str:
     """The tile of a product, by its shape alone: never timed, so that a run is the same on every machine.
 
-    kind: "f32", "int8", or "decoded" where B is ternary and becomes floats in the tile load, which a larger tile does
+    kind: "f32", "int8", or "decoded" where B is ternary and becomes floats in the tile load, which a taller tile does
     less often. All tiles of a kind give the same bits.
     """
     if n <= 48:
         return "skinny"
     if m <= 48:
         return "flat"
-    if kind == "decoded" and -(-m // 128) * -(-n // 128) >= BUSY // 4:
-        return "large"
-    if workgroups(m, n) >= BUSY:
-        return "medium"
+    if workgroups(m, n) * splits >= BUSY:
+        return "tall" if kind == "decoded" and m > 64 else "medium"
     return "low" if kind == "int8" else "small"
 
 
@@ -120,10 +119,11 @@ def matmul(
     lda, ldb, ldo = lda or a.shape[-1], ldb or b.shape[-1], out.shape[-1]
     _check_sizes(out, (n, k, lda, ldb, ldo, a_off, b_off, o_off), (splits, m, n), residual or accumulate)
     ternary, depth = store == "ternary", k // 4 if int8 else k  # int8 counts words of four
-    bm, bn, tm, tn, bk = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32")]
+    bm, bn, tm, tn, bk = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32", splits)]
     bk = DEPTH if ternary else bk  # the segments of its weights end at multiples of DEPTH
+    span = -(-depth // (splits * DEPTH)) * DEPTH
     params = {
-        **{"M": m, "N4": n // 4, "K": depth, "k_span": -(-depth // (splits * DEPTH)) * DEPTH, "alpha": alpha},
+        **{"M": m, "N4": n // 4, "K": depth, "k_span": span, "alpha": alpha},
         **{"lda4": lda // 4, "a_off4": a_off // 4, "ldb4": ldb if ternary else ldb // 4, "b_off4": b_off // 4},
         **{"ldo4": ldo // 4, "o_off4": o_off // 4, "slab4": m * n // 4, "shift4": shift // 4},
         **(segments or ONE_SEGMENT).params(),
@@ -134,6 +134,7 @@ def matmul(
         **{"arith": "int8" if int8 else "f32", "store": "ternary_int8" if int8 else store, "scaled": ternary},
         **{"lora": lora.kind if lora else "none", "residual": residual is not None, "accumulate": accumulate},
         **{"shifted": shift > 0, "blocked": k <= BLOCKED_TERMS},
+        "whole": depth % bk == 0 and span % bk == 0 and span >= WHOLE * bk,
         "unroll": not plan.device.is_cpu,  # a software adapter compiles for seconds what it runs no faster
     }
     optional = {"qscale": qscale, "residual": residual, "h": lora and lora.h, "adapter": lora and lora.factors}
