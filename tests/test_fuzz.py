@@ -18,6 +18,8 @@ def wrong(verdict, hostile, folder) -> str:
     """What is wrong with how a file was received; empty when nothing is."""
     if verdict.outcome not in ("loaded", "refused"):
         return f"{verdict.outcome}: {verdict.message}"
+    if hostile.kind == "data" and "bomb" in hostile.how and "expands more than" not in verdict.message:
+        return f"was read to its end: {verdict.message}"
     if verdict.peak > FREE + MULTIPLE * len(hostile.content):
         return f"took {verdict.peak / MIB:.0f} MiB for {len(hostile.content) / MIB:.3f} MiB"
     if verdict.outcome == "refused" and not 10 < len(verdict.message) <= LONGEST:
