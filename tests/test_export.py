@@ -144,6 +144,27 @@ def test_the_folder_holds_the_template_and_a_transcript(tmp_path, device, kernel
     assert logits.argmax(1).tolist() != said["answer_ids"]  # ... and not without
 
 
+def test_a_transcript_stays_within_the_models_context(tmp_path, capsys):
+    model = chat_model(tmp_path / "m")
+    adapter, config = adapter_of(tmp_path / "a", model), json.loads((model / "config.json").read_text())
+
+    def transcript(context):
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": context}))
+        out = tmp_path / str(context)
+        assert export("--adapter", adapter, "--to", "peft", "--model", model, "--out", out) == 0
+        path = out / "sample_transcript.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    whole = transcript(256)
+    asked = len(whole["prompt_ids"])
+    cut = transcript(asked + 3)
+    assert cut["answer_ids"] == whole["answer_ids"][:4] and not cut["ended"]  # the last is made, and not read again
+    capsys.readouterr()
+    assert transcript(asked - 1) is None and (tmp_path / str(asked - 1) / "chat_template.jinja").exists()
+    said = f"no sample transcript: its prompt has {asked} tokens, the model's context is {asked - 1}"
+    assert said in capsys.readouterr().out
+
+
 def test_the_template_is_the_one_that_the_run_trained_with(tmp_path):
     model = chat_model(tmp_path / "m")
     run = write_config(tmp_path / "run", base_model=str(model), chat_template="bitnet").parent

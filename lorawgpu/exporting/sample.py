@@ -51,7 +51,9 @@ def write_sample(folder: Path, source: Source, probe: Probe) -> str:
         (folder / TEMPLATE_FILE).write_text(template.source, encoding="utf-8")
         messages = [{"role": "user", "content": QUESTION}]
         text = template.render(messages, add_generation_prompt=True).rstrip(" ")
-    ids = prompts.chat(messages) if messages else prompts.raw(text)
+    ids, limit = prompts.chat(messages) if messages else prompts.raw(text), source.config.max_position_embeddings
+    if len(ids) > limit:
+        return f"no sample transcript: its prompt has {len(ids)} tokens, the model's context is {limit}"
     answer, ended = _answer(probe, ids, prompts.stop_ids(source.config.eos_token_ids))
     transcript = {
         "about": ABOUT,
@@ -70,10 +72,9 @@ def write_sample(folder: Path, source: Source, probe: Probe) -> str:
 
 
 def _answer(probe: Probe, prompt: list[int], ends: frozenset) -> tuple[list[int], bool]:
-    """The greedy answer, and whether the model ended it itself."""
-    decoder = Decoder(
-        probe.device, probe.model, probe.engine.adapter, context=len(prompt) + TOKENS, kernels=probe.kernels
-    )
+    """The greedy answer, as far as the model's context goes, and whether the model ended it itself."""
+    context = min(len(prompt) + TOKENS, probe.source.config.max_position_embeddings)
+    decoder = Decoder(probe.device, probe.model, probe.engine.adapter, context=context, kernels=probe.kernels)
     generator = Generator(decoder, ends)
     answer = [token for _, token in generator.stream([prompt], Sampling(), TOKENS)]
     return answer, generator.reasons[0] == "stop"
