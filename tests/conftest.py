@@ -56,3 +56,19 @@ def train_main(monkeypatch, device, kernels):
     from tiny_run import shared_main
 
     return shared_main(monkeypatch, device, kernels)
+
+
+@pytest.fixture(scope="module")
+def llm_folder(tmp_path_factory):
+    """A model that talks, as a folder (tests/byte_model.py)."""
+    from byte_model import save_byte_model
+
+    return save_byte_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def llm(llm_folder, device, kernels):
+    """The same on the session's device, with the golden adapter."""
+    from byte_model import load_byte_model
+
+    return load_byte_model(llm_folder, device, kernels)

@@ -6,22 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from byte_model import CASE, load_byte_model, save_byte_model
+from byte_model import CASE
 
 import lorawgpu
 from lorawgpu import Sampling, api
 from lorawgpu.api import Ended
 from lorawgpu.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_byte_model(tmp_path_factory.mktemp("models") / "model")
-
-
-@pytest.fixture(scope="module")
-def llm(folder, device, kernels):
-    return load_byte_model(folder, device, kernels)
 
 
 def test_load_is_found_without_wgpu():
@@ -31,11 +21,11 @@ def test_load_is_found_without_wgpu():
         lorawgpu.lode  # noqa: B018
 
 
-def test_load_opens_what_it_is_given(folder, device):
-    llm = lorawgpu.load(folder, CASE / "adapter_init", device)
+def test_load_opens_what_it_is_given(llm_folder, device):
+    llm = lorawgpu.load(llm_folder, CASE / "adapter_init", device)
     assert llm.device is device and llm.layout.size == llm.buffers.params.size
-    with pytest.raises(UserError, match="no such file or folder"):
-        lorawgpu.load(folder / "missing.gguf", device=device)
+    with pytest.raises(UserError, match="no such file or llm_folder"):
+        lorawgpu.load(llm_folder / "missing.gguf", device=device)
 
 
 def test_logits_and_loss_are_the_golden_ones(llm):
@@ -146,10 +136,10 @@ def test_what_is_asked_wrongly_is_one_clear_message(llm, name, given, named, mes
     assert message in str(refused.value)
 
 
-def test_a_device_may_be_a_number(folder, monkeypatch):
+def test_a_device_may_be_a_number(llm_folder, monkeypatch):
     asked = []
     monkeypatch.setattr(api, "open_device", lambda choice: asked.append(choice))
     monkeypatch.setattr(api, "LoadedModel", lambda *_: None)
     for device in (0, 1, "auto", None):
-        lorawgpu.load(folder, device=device)
+        lorawgpu.load(llm_folder, device=device)
     assert asked == ["0", "1", "auto", None]

@@ -6,24 +6,14 @@ import shutil
 import sys
 
 import pytest
-from byte_model import CASE, load_byte_model, save_byte_model
+from byte_model import CASE
 
 from lorawgpu import generate as command
 from lorawgpu.model.base_name import plain_name
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_byte_model(tmp_path_factory.mktemp("models") / "model")
-
-
-@pytest.fixture(scope="module")
-def llm(folder, device, kernels):
-    return load_byte_model(folder, device, kernels)
-
-
 @pytest.fixture
-def run(llm, folder, monkeypatch, capsys):
+def run(llm, llm_folder, monkeypatch, capsys):
     """Runs the command on a model that is loaded already: (exit code, stdout, stderr)."""
     monkeypatch.setattr(command, "load", lambda *what: llm)
 
@@ -31,7 +21,7 @@ def run(llm, folder, monkeypatch, capsys):
         if typed is not None:
             monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
         options = ["--adapter", str(CASE / "adapter_init")] if adapter else []
-        code = command.main(["--model", str(folder), *options, *args])
+        code = command.main(["--model", str(llm_folder), *options, *args])
         return (code, *capsys.readouterr())
 
     return call
