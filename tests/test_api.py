@@ -24,7 +24,7 @@ def test_load_is_found_without_wgpu():
 def test_load_opens_what_it_is_given(llm_folder, device):
     llm = lorawgpu.load(llm_folder, CASE / "adapter_init", device)
     assert llm.device is device and llm.layout.size == llm.buffers.params.size
-    with pytest.raises(UserError, match="no such file or llm_folder"):
+    with pytest.raises(UserError, match="no such file or folder"):
         lorawgpu.load(llm_folder / "missing.gguf", device=device)
 
 
