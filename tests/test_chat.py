@@ -2,74 +2,27 @@
 
 import json
 import os
-import pickle
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from chats import encode, encoder, runs, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.chat import ChatTemplate, TemplateFailed, resolve_template
+from lorawgpu.data.chat import ChatTemplate, resolve_template
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.files import BadLine
 from lorawgpu.data.mask import bodies
 from lorawgpu.data.spans import overlapping
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.data.tokenizer import Tokenizer
-from lorawgpu.errors import UserError
 
 ENDS = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "bitnet": "<|eot_id|>", "gemma": "<end_of_turn>",
         "mistral": "</s>", "alpaca": "</s>"}  # fmt: skip
-THINKING = """\
-{%- for m in messages %}{% set content = m.content %}
-{%- if m.role == 'assistant' %}
-{%- set thought = m.reasoning_content | default('') %}
-{%- if '</think>' in content %}
-{%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}
-{{- '<|im_start|>assistant\\n' }}
-{%- if loop.last %}{{ '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% endif %}
-{{- content }}
-{%- for call in m.tool_calls %}{{ '<tool_call>' + call.function | tojson + '</tool_call>' }}{% endfor %}
-{{- '<|im_end|>\\n' }}
-{%- else %}{{ '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-
-def encoder(template, roles=("assistant",), train_on_inputs=False, add_bos=False, sequence_len=4096):
-    tokenizer = tiny_tokenizer(add_bos=add_bos)
-    source = BUILT_IN.get(template, template)
-    chat = ChatTemplate(source, tokenizer.special_tokens, now=datetime(2024, 7, 26))
-    return Encoder("chat", EncodeSettings(sequence_len, "truncate", train_on_inputs, roles), tokenizer, chat)
-
-
-def encode(template, messages, tools=None, **options):
-    record = {"messages": messages} | ({"tools": tools} if tools else {})
-    return encoder(template, **options)("chat.jsonl", 7, json.dumps(record).encode()).sample
-
-
-def runs(sample):
-    """The text of each unbroken run of trained tokens."""
-    tokenizer, out, at = tiny_tokenizer(), [], None
-    for i, label in enumerate(sample.labels.tolist()):
-        if label == IGNORE:
-            continue
-        assert label == sample.input_ids[i]
-        if at == i - 1:
-            out[-1].append(label)
-        else:
-            out.append([label])
-        at = i
-    return [tokenizer.decode(run) for run in out]
-
-
-def turns(*contents, roles=("user", "assistant")):
-    return [{"role": roles[i % len(roles)], "content": c} for i, c in enumerate(contents)]
 
 
 WORDS = st.lists(
@@ -177,12 +130,6 @@ def test_overlap_of_tokens_and_spans():
     assert owned([(0, 2), (2, 4)], [(1, 1), (2, 2)]) == [0, 0]  # an empty body owns nothing
 
 
-def test_bitnets_own_form():
-    template = resolve_template("bitnet", None, None, {"bos_token": "<s>"})
-    text = template.render(turns("Hi ", "Yes"), add_generation_prompt=True)
-    assert text == "<s>User: Hi<|eot_id|>Assistant: Yes<|eot_id|>Assistant: "
-
-
 @pytest.mark.parametrize("name", ["llama-3", "bitnet", "gemma", "mistral"])
 def test_no_second_bos_from_a_tokenizer_that_puts_one(name):
     sample = encode(name, turns("Hi", "Yes"), add_bos=True)
@@ -214,63 +161,6 @@ def test_the_next_turns_header_is_no_end_mark():
     full = encoder(template)("f", 1, json.dumps({"messages": turns("Hi", "Yes", "And", "42.")}).encode())
     assert runs(full.sample) == ["Yes", "42."]
     assert full.endless  # counted and reported: nothing here teaches the model to stop
-
-
-def test_thoughts_that_the_template_shows_in_the_last_turn_alone():
-    messages = turns("Hi", "<think>\nhm\n</think>\n\nYes", "And", "<think>\nso\n</think>\n\n42.")
-    assert runs(encode(THINKING, messages)) == ["Yes<|im_end|>", "<think>\nso\n</think>\n\n42.<|im_end|>"]
-
-
-def test_reasoning_given_in_a_key_of_its_own():
-    messages = turns("Hi", "Yes")
-    messages[1]["reasoning_content"] = "hm"
-    assert runs(encode(THINKING, messages)) == ["<think>\nhm\n</think>\n\nYes<|im_end|>"]
-
-
-def test_tool_calls_are_the_assistants_own_words():
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    messages = [
-        {"role": "user", "content": "1+1"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "2"},
-        {"role": "assistant", "content": "It is 2"},
-    ]
-    found = runs(encode(THINKING, messages))
-    assert found[0] == '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|im_end|>'
-    assert found[1].endswith("It is 2<|im_end|>") and len(found) == 2
-
-
-def test_a_template_that_insists_on_a_tool_call_before_its_answer():
-    """Mistral's: roles alternate, tool calls have no header, and nothing but a call may precede a tool's answer."""
-    template = """\
-{%- for m in messages %}
-{%- if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}
-{%- if m.role == 'assistant' %}
-{{- '[CALLS]' + m.tool_calls | tojson if m.tool_calls else ' ' + m.content }}{{ eos_token }}
-{%- else %}{{ '[' + m.role + ']' + m.content + '[/' + m.role + ']' }}{% endif %}{% endfor %}"""
-    messages = [
-        {"role": "user", "content": "1+1"},
-        {"role": "assistant", "tool_calls": [{"name": "add"}]},
-        {"role": "tool", "content": "2"},
-        {"role": "assistant", "content": "42."},
-    ]
-    assert runs(encode(template, messages)) == ['[CALLS][{"name": "add"}]</s>', " 42.</s>"]
-
-
-def test_content_in_parts():
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>\n{% endfor %}"
-    )
-    messages = [{"role": r, "content": [{"type": "text", "text": t} for t in parts]}
-                for r, parts in (("user", ["Hi"]), ("assistant", ["Yes", ", 42."]))]  # fmt: skip
-    assert runs(encode(template, messages)) == ["Yes, 42.<|im_end|>"]
-
-
-def test_tools_reach_the_template():
-    template = "{{ tools | tojson }}{% for m in messages %}{{ m.role + m.content }}</s>{% endfor %}"
-    sample = encode(template, turns("Hi", "Yes"), tools=[{"name": "<add>"}])
-    assert tiny_tokenizer().decode(sample.input_ids).startswith('[{"name": "<add>"}]user')  # no HTML escapes
 
 
 def test_roles_to_train_and_the_flag_of_a_turn():
@@ -308,62 +198,3 @@ def test_train_on_inputs_trains_all_but_what_says_no():
 def test_a_conversation_that_trains_nothing_names_its_line(messages, message):
     with pytest.raises(BadLine, match=rf"^chat.jsonl, line 7: .*{message}"):
         encode("chatml", messages)
-
-
-def test_a_turn_that_the_template_hides_is_an_error():
-    template = "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }}</s>{% endif %}{% endfor %}"
-    with pytest.raises(BadLine, match=r"line 7: the chat template does not show messages\[1\] \(assistant\)"):
-        encode(template, turns("Hi", "Yes", "And", "42."))
-
-
-def test_a_template_that_refuses_names_the_line_and_its_reason():
-    with pytest.raises(
-        BadLine, match="line 7: the chat template refuses the conversation: the mistral template has no role tool"
-    ):
-        encode("mistral", [*turns("Hi", "Yes"), {"role": "tool", "content": "2"}])
-
-
-def test_half_a_surrogate_pair_names_the_line():
-    with pytest.raises(BadLine, match="line 7: .*surrogate"):
-        encode("chatml", turns("Hi", "Yes \ud83d"))
-
-
-def test_the_usual_globals():
-    template = ChatTemplate(
-        "{% generation %}{{ strftime_now('%Y') }}{% endgeneration %}"
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson(indent=1) }}{% endfor %}",
-        {}, now=datetime(2024, 7, 26),
-    )  # fmt: skip
-    assert template.render([{"a": "<é>"}, {}]) == '2024{\n "a": "<é>"\n}'
-    with pytest.raises(TemplateFailed, match="no such role"):
-        ChatTemplate("{{ raise_exception('no such role') }}", {}).render([])
-
-
-def test_the_sandbox_holds():
-    for attack in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}"):
-        with pytest.raises(TemplateFailed):
-            ChatTemplate(attack + "{{ x.y }}", {}).render([])
-
-
-def test_a_template_is_resolved_by_name_by_file_by_text_or_is_the_models_own(tmp_path):
-    path = tmp_path / "own.jinja"
-    path.write_text("from a file {{ eos_token }}", "utf-8")
-    tokens = {"eos_token": "</s>"}
-    assert resolve_template(None, str(path), "own", tokens).render([]) == "from a file </s>"
-    assert resolve_template(None, "text {{ eos_token }}", "own", tokens).render([]) == "text </s>"
-    assert resolve_template(None, None, "own", tokens).render([]) == "own"
-    assert resolve_template("chatml", None, "own", tokens).source == BUILT_IN["chatml"]
-    assert resolve_template(None, None, None, tokens) is None
-    with pytest.raises(UserError, match="`chatmi` is unknown; wanted one of chatml"):
-        resolve_template("chatmi", None, None, tokens)
-    with pytest.raises(UserError, match="not both"):
-        resolve_template("chatml", "x{{ y }}", None, tokens)
-    with pytest.raises(UserError, match="neither a template, nor a file"):
-        resolve_template(None, str(tmp_path / "none.jinja"), None, tokens)
-    with pytest.raises(UserError, match="not valid jinja2: line 2"):
-        resolve_template(None, "a\n{% for %}", None, tokens)
-
-
-def test_templates_travel_to_worker_processes():
-    template = ChatTemplate("{{ strftime_now('%H:%M:%S.%f') }}", {})
-    assert pickle.loads(pickle.dumps(template)).render([]) == template.render([])

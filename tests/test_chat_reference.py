@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from test_chat import smollm2, turns
+from chats import turns
+from test_chat import smollm2
 
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.chat import ChatTemplate

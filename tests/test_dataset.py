@@ -1,22 +1,21 @@
-"""From data sets to samples: counts, limits, bad lines, validation parts, the cache, workers, the preview."""
+"""From data sets to samples: counts, limits, bad lines, validation parts, workers."""
 
 import json
 import os
 import signal
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from tiny_tokenizer import tiny_tokenizer
 
-from lorawgpu.data import dataset, workers
+from lorawgpu.data import workers
 from lorawgpu.data.batching import IGNORE, Batches, BatchSettings
-from lorawgpu.data.cache import Counts, default_cache_dir
+from lorawgpu.data.cache import Counts
 from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.dataset import DatasetSpec, Loading, load, split, tokenise
 from lorawgpu.data.encode import EncodeSettings
 from lorawgpu.data.files import BadLine
-from lorawgpu.data.preview import marked, preview_lines, summary
+from lorawgpu.data.preview import summary
 from lorawgpu.data.templates import BUILT_IN
 from lorawgpu.errors import UserError
 
@@ -142,80 +141,6 @@ def test_a_validation_part_may_leave_a_data_set_empty(tmp_path):
     assert len(held) == 2 and window.ends_epoch and window.micro_batches[0].samples in (1, 2)
 
 
-def test_the_cache_is_keyed_by_content_and_settings(tmp_path, monkeypatch):
-    made = []
-    fill = dataset.fill
-    monkeypatch.setattr(dataset, "fill", lambda *args: (made.append(1), fill(*args)))
-    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
-    spec = write_lines(tmp_path / "a.jsonl", chat)
-    cached = {"cache_dir": tmp_path / "cache"}
-    first = tokenise(spec, loading(**cached))
-    moved = write_lines(tmp_path / "moved.jsonl", chat)
-    again = tokenise(moved, loading(**cached))
-    assert len(made) == 1 and ids_of(first) == ids_of(again) and again.place(0) == (moved.path, 1)
-    for other in (loading(32, **cached), loading(template="llama-3", **cached), loading(skip_bad_lines=True, **cached)):
-        tokenise(spec, other)
-    write_lines(tmp_path / "a.jsonl", chat, chat)
-    assert len(tokenise(spec, loading(**cached))) == 2
-    assert len(made) == 5
-    assert not [p for p in (tmp_path / "cache" / "tokens").iterdir() if p.name.startswith(".")]
-
-
-FILES = ["ids.i32", "labels.i32", "ends.i64", "lines.i64", "meta.json"]
-DAMAGE = {
-    "cut": lambda file: file.write_bytes(file.read_bytes()[:5]),
-    "garbled": lambda file: file.write_bytes(bytes(b ^ 0xA5 for b in file.read_bytes())),
-    "one bit": lambda file: file.write_bytes(file.read_bytes()[:-3] + bytes([file.read_bytes()[-3] ^ 1]) + b"00"),
-    "gone": lambda file: file.unlink(),
-    "a folder": lambda file: (file.unlink(), file.mkdir()),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_store_is_made_anew(tmp_path, caplog, name, damage):
-    spec = write_lines(tmp_path / "a.jsonl", tokens(5, 6, 7), tokens(8, 9))
-    cached = loading(cache_dir=tmp_path / "cache")
-    first = tokenise(spec, cached)
-    file = first.folder / name
-    before = file.read_bytes()
-    DAMAGE[damage](file)
-    for read_only in (True, False):  # a dry run changes no cache, and is told the right tokens all the same
-        again = tokenise(spec, replace(cached, read_only=read_only))
-        assert ids_of(again) == [[5, 6, 7], [8, 9]]
-        assert f"{name} is not what was written: tokenised anew" in caplog.text
-        caplog.clear()
-    assert file.read_bytes() == before
-    tokenise(spec, cached)
-    assert caplog.text == ""
-
-
-def test_a_flipped_count_is_noticed(tmp_path, caplog):
-    spec = write_lines(tmp_path / "a.jsonl", tokens(5, 6, 7))
-    cached = loading(cache_dir=tmp_path / "cache")
-    meta = tokenise(spec, cached).folder / "meta.json"
-    meta.write_text(meta.read_text().replace('"samples": 1', '"samples": 2'))
-    assert tokenise(spec, cached).counts.samples == 1 and "meta.json is not what was written" in caplog.text
-
-
-def test_a_failed_run_leaves_no_store_behind(tmp_path):
-    spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2), "{")
-    with pytest.raises(BadLine):
-        tokenise(spec, loading(cache_dir=tmp_path / "cache"))
-    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
-    (tmp_path / "cache").write_text("a file in its place")
-    spec = write_lines(tmp_path / "a.jsonl", tokens(1, 2))
-    assert len(tokenise(spec, loading(cache_dir=tmp_path / "cache"))) == 1
-
-
-def test_where_the_cache_lies(monkeypatch, tmp_path):
-    monkeypatch.setenv("LORAWGPU_CACHE", str(tmp_path))
-    assert default_cache_dir() == tmp_path
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_workers_make_the_same_samples_with_the_same_lines(tmp_path, monkeypatch, name):
     records = [{"text": "naïve café " * (i % 50 + 1)} for i in range(400)]
@@ -262,77 +187,12 @@ def test_where_it_takes_long_it_says_how_far_it_is(tmp_path, monkeypatch, capsys
     assert len(lines) > 3 and lines[-1] == "tokenising: 100% of 720B"
 
 
-def test_empty_answers_are_counted_and_reported(tmp_path):
-    """Here by a template that shows no tool calls, by data without an answer, and in a text."""
-    ask = {"role": "user", "content": "Hi"}
-    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    for record in ({"messages": [ask, call]}, {"instruction": "Hi", "output": " "}, {"prompt": "Hi", "completion": ""}):
-        store = tokenise(write_lines(tmp_path / "a.jsonl", record), loading())
-        assert store.counts.empty == 1 and "in 1 samples a trained answer is empty" in summary(store.counts)
-    good = write_lines(tmp_path / "a.jsonl", {"messages": [ask, {"role": "assistant", "content": "Yes"}]})
-    assert tokenise(good, loading()).counts.empty == 0
-
-
 def test_workers_are_as_many_as_fit_in_the_memory_for_them(monkeypatch):
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 64)
     few, many = workers.as_many_as_fit(128_000), workers.as_many_as_fit(49_152)
     assert 1 < few < many < 64 and workers.as_many_as_fit(10_000_000) == 1
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
     assert workers.as_many_as_fit(128_000) == 2
-
-
-def test_preview_as_json_is_a_line_a_sample_and_one_of_counts(tmp_path):
-    chats = [
-        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": c}]}
-        for c in ("Yes", "é", "42.")
-    ]
-    store = tokenise(write_lines(tmp_path / "a.jsonl", "", *chats), loading())
-    lines = [json.loads(line) for line in preview_lines([store], tiny_tokenizer(), 2, as_json=True, colour=False)]
-    assert [line["line"] for line in lines[:-1]] == [2, 3]
-    assert set(lines[0]) == {"line", "input_ids", "labels", "text"}
-    assert lines[1]["text"] == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\né<|im_end|>\n"
-    assert lines[1]["input_ids"] == store[1].input_ids.tolist() and lines[1]["labels"] == store[1].labels.tolist()
-    assert lines[-1] == store.counts.as_dict() and lines[-1]["samples"] == 3
-
-
-def test_preview_as_text_marks_what_is_trained(tmp_path):
-    spec = write_lines(
-        tmp_path / "a.jsonl", {"prompt": "Hello é", "completion": " Yes"}, {"prompt": "a", "completion": "b"}, "{"
-    )
-    store = tokenise(spec, loading(skip_bad_lines=True))
-    lines = list(preview_lines([store], tiny_tokenizer(), 1, as_json=False, colour=False))
-    assert lines[1] == "Hello é⟦ Yes</s>⟧\n"
-    assert lines[2].startswith("2 samples, ") and "line 3: not valid JSON" in lines[3]
-    assert marked(store[0], tiny_tokenizer(), colour=True) == "Hello é\x1b[30;42m Yes</s>\x1b[0m"
-    ids = store[0].input_ids.tolist()
-    assert marked(store[0], None, colour=False).count(str(ids[-1])) >= 1
-
-
-def test_preview_without_a_tokenizer_shows_ids(tmp_path):
-    store = tokenise(write_lines(tmp_path / "a.jsonl", tokens(5, 6)), Loading(loading().settings, None, None))
-    assert list(preview_lines([store], None, 9, as_json=False, colour=False))[1] == "5 ⟦6 ⟧\n"
-    assert json.loads(next(preview_lines([store], None, 1, as_json=True, colour=False)))["text"] is None
-
-
-def test_a_template_without_an_end_mark_is_reported(tmp_path):
-    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
-    template = "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
-    store = tokenise(write_lines(tmp_path / "a.jsonl", chat), loading(template=template))
-    assert store.counts.endless == 1 and "will not learn to stop" in summary(store.counts)
-
-
-def test_tokens_across_a_border_are_counted_and_reported(tmp_path):
-    borders = ("a ", "Yes"), ("a", " Yes")
-    merged, apart = ([{"label": False, "text": a}, {"label": True, "text": b}] for a, b in borders)
-    store = tokenise(write_lines(tmp_path / "a.jsonl", {"segments": merged}, {"segments": apart}), loading())
-    assert store.counts.shared == 1 and "note: 1 tokens hold" in summary(store.counts)
-    assert store[0].labels.tolist() == store[1].labels.tolist()  # the trained piece owns the token
-    pair = {"prompt": "a ", "completion": "Yes"}
-    store = tokenise(write_lines(tmp_path / "b.jsonl", pair), loading())
-    assert store.counts.shared == 1
-    everything = replace(loading().settings, train_on_inputs=True)
-    store = tokenise(DatasetSpec(str(tmp_path / "b.jsonl")), replace(loading(), settings=everything))
-    assert store.counts.shared == 0 and "note" not in summary(store.counts)
 
 
 def test_data_digests_tell_data_and_weights_apart(tmp_path):

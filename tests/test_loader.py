@@ -1,4 +1,4 @@
-"""Hugging Face folders: the stores, shards, what is missing, damaged or hostile, and the memory it takes."""
+"""Hugging Face folders: the stores, what is missing, damaged or hostile, and the memory it takes."""
 
 import json
 import shutil
@@ -154,57 +154,6 @@ def test_dense_stays_as_stored(tmp_path, dtype, kind):
     np.testing.assert_array_equal(dense.data, stored)
     tolerance = {"f16": 2**-11, "f32": 0, "bf16": 2**-7}[kind]  # half a step; BF16 above truncates: a whole one
     np.testing.assert_allclose(dense.float32(), values, rtol=tolerance, atol=1e-6)
-
-
-def split(folder, count=2):
-    """Rewrite a folder as `count` shards with an index; returns the index's path."""
-    tensors = read_tensors(folder)
-    weight_map = {}
-    for i in range(count):
-        names = list(tensors)[i::count]
-        shard = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
-        write_tensors(folder / shard, {name: tensors[name] for name in names})
-        weight_map |= dict.fromkeys(names, shard)
-    (folder / "model.safetensors").unlink()
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return index
-
-
-def test_shards_equal_one_file(tmp_path):
-    folder = copy_case("bitnet_packed", tmp_path)
-    split(folder)
-    whole, shards = open_checkpoint(GOLDEN / "bitnet_packed"), open_checkpoint(folder)
-    np.testing.assert_array_equal(whole.ternary(DOWN).packed, shards.ternary(DOWN).packed)
-    np.testing.assert_array_equal(whole.dense("model.norm.weight").data, shards.dense("model.norm.weight").data)
-
-
-OUTSIDE = ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "C:x.safetensors", "x\\y.safetensors",
-           3, ["a"], "shard.bin"]  # fmt: skip
-
-
-@pytest.mark.parametrize("shard", OUTSIDE)
-def test_a_shard_outside_the_folder_is_refused(tmp_path, shard):
-    folder = copy_case("bitnet_packed", tmp_path)
-    index = split(folder)
-    data = json.loads(index.read_text())
-    data["weight_map"][DOWN] = shard
-    index.write_text(json.dumps(data))
-    assert "plain .safetensors file name" in refusal(folder)
-
-
-def test_damaged_index(tmp_path):
-    folder = copy_case("bitnet_packed", tmp_path)
-    index = split(folder)
-    data = json.loads(index.read_text())
-    first, second = sorted(set(data["weight_map"].values()))
-    data["weight_map"] |= {DOWN: second if data["weight_map"][DOWN] == first else first}
-    index.write_text(json.dumps(data))
-    assert DOWN in refusal(folder)
-    (folder / second).unlink()
-    assert second in refusal(folder)
-    index.write_text('{"weight_map": []}')
-    assert "weight_map" in refusal(folder)
 
 
 def test_missing_tensors_are_named(tmp_path):

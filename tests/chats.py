@@ -1,0 +1,42 @@
+"""Conversations of the tiny tokenizer: encoded, and what of them is trained."""
+
+import json
+from datetime import datetime
+
+from tiny_tokenizer import tiny_tokenizer
+
+from lorawgpu.data.batching import IGNORE
+from lorawgpu.data.chat import ChatTemplate
+from lorawgpu.data.encode import Encoder, EncodeSettings
+from lorawgpu.data.templates import BUILT_IN
+
+
+def encoder(template, roles=("assistant",), train_on_inputs=False, add_bos=False, sequence_len=4096):
+    tokenizer = tiny_tokenizer(add_bos=add_bos)
+    source = BUILT_IN.get(template, template)
+    chat = ChatTemplate(source, tokenizer.special_tokens, now=datetime(2024, 7, 26))
+    return Encoder("chat", EncodeSettings(sequence_len, "truncate", train_on_inputs, roles), tokenizer, chat)
+
+
+def encode(template, messages, tools=None, **options):
+    record = {"messages": messages} | ({"tools": tools} if tools else {})
+    return encoder(template, **options)("chat.jsonl", 7, json.dumps(record).encode()).sample
+
+
+def runs(sample):
+    """The text of each unbroken run of trained tokens."""
+    tokenizer, out, at = tiny_tokenizer(), [], None
+    for i, label in enumerate(sample.labels.tolist()):
+        if label == IGNORE:
+            continue
+        assert label == sample.input_ids[i]
+        if at == i - 1:
+            out[-1].append(label)
+        else:
+            out.append([label])
+        at = i
+    return [tokenizer.decode(run) for run in out]
+
+
+def turns(*contents, roles=("user", "assistant")):
+    return [{"role": roles[i % len(roles)], "content": c} for i, c in enumerate(contents)]
