@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from lorawgpu.data.batching import HEAVIEST, LIGHTEST
 from lorawgpu.data.formats import ALIASES, FORMATS, check_type
+from lorawgpu.data.windows import HEAVIEST, LIGHTEST
 from lorawgpu.model.peft_config import LINEAR_MODULES
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import __version__
 from .checkpoint import Snapshot, differences, list_checkpoints, load_checkpoint, newest_checkpoint, require_same
-from .data.batching import State as DataState
+from .data.windows import State as DataState
 from .engine import Engine
 from .errors import UserError
 from .gpu.kernel import SHADERS

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from .config import TrainConfig
-from .data.batching import Batches, BatchSettings, token_capacity
+from .data.batching import token_capacity
 from .data.cache import default_cache_dir
 from .data.chat import ChatTemplate, resolve_template
 from .data.dataset import Data, DatasetSpec, Loading, load
 from .data.encode import EncodeSettings, NeedsTokenizer
 from .data.tokenizer import Tokenizer
+from .data.windows import Batches, BatchSettings
 from .data.workers import as_many_as_fit
 from .engine import Engine, Options
 from .errors import DeviceError, UserError

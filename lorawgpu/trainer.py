@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from .checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
-from .data.batching import Window
 from .data.places import in_words
+from .data.windows import Window
 from .ending import base_loss, beside_base, summary, why_over
 from .engine import Engine
 from .errors import CheckFailed, DeviceError, UserError

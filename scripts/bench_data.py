@@ -68,7 +68,7 @@ def encode_all(tokenizer, texts: list[str]) -> int:
 
 def filling(store) -> dict[str, float]:
     """Real tokens of the rows computed in an epoch, packed and with 8 samples a micro-batch."""
-    from lorawgpu.data.batching import Batches, BatchSettings
+    from lorawgpu.data.windows import Batches, BatchSettings
 
     found = {}
     for name, packing, capacity in (("packed", True, ROWS), ("8 samples each", False, 8 * SEQUENCE)):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tiny_run import MODEL, write_config, write_data
 
-from lorawgpu.data.batching import MicroBatch, Window
+from lorawgpu.data.batching import MicroBatch
 from lorawgpu.data.places import in_words
+from lorawgpu.data.windows import Window
 from lorawgpu.errors import CheckFailed
 from lorawgpu.metrics import read_metrics
 from lorawgpu.trainer import Trainer

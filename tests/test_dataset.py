@@ -9,7 +9,7 @@ import pytest
 from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.data import workers
-from lorawgpu.data.batching import IGNORE, Batches, BatchSettings
+from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.cache import Counts
 from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.dataset import DatasetSpec, Loading, load, split, tokenise
@@ -17,6 +17,7 @@ from lorawgpu.data.encode import EncodeSettings
 from lorawgpu.data.files import BadLine
 from lorawgpu.data.preview import summary
 from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.data.windows import Batches, BatchSettings
 from lorawgpu.errors import UserError
 
 

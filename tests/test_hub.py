@@ -69,7 +69,7 @@ def endpoint():
 
 CHILD = """
 import sys
-from lorawgpu.data.files import find_files
+from lorawgpu.data.finding import find_files
 from lorawgpu.errors import UserError
 from lorawgpu.model.loader import open_checkpoint
 try:

@@ -19,7 +19,8 @@ from lorawgpu.data.batching import Sample, Source
 from lorawgpu.data.cache import Counts, StoreWriter, TokenStore
 from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.files import BadLine, find_files, parse, read
+from lorawgpu.data.files import BadLine, parse, read
+from lorawgpu.data.finding import find_files
 from lorawgpu.data.formats import Place, check_type, recognise
 from lorawgpu.data.seal import Damaged
 from lorawgpu.data.tokenizer import Tokenizer
