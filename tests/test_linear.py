@@ -15,15 +15,8 @@ from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.model.tensors import Dense, Ternary
 from lorawgpu.model.weights import dense_weight, ternary_weight
 from lorawgpu.ops.dropout import MODULES, dropout_add, dropout_forward
-from lorawgpu.ops.linear import (
-    linear_backward,
-    linear_forward,
-    lora_back,
-    lora_backward,
-    lora_down,
-    lora_dropout_back,
-    lora_up,
-)
+from lorawgpu.ops.linear import linear_backward, linear_forward
+from lorawgpu.ops.lora import lora_back, lora_backward, lora_down, lora_dropout_back, lora_up
 from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.reference import lora as reference
 from lorawgpu.reference.dropout import dropout_mask, dropout_step_key
@@ -177,6 +170,20 @@ def test_backward(plan, case, ternary, p):
 def test_long_reductions_are_split(plan, p):
     """Over 1024 rows dA and dB are sums of partial sums."""
     check_backward(Projection(plan, QKV, "qkv", rows=1100), p)
+
+
+def test_parts_of_gradients_fit_a_binding(plan, monkeypatch):
+    t = Projection(plan, LoraConfig(64, 64, ("q_proj", "k_proj", "v_proj")), "qkv", rows=640)
+    span = t.group.span(t.params).nbytes
+    monkeypatch.setitem(plan.device.limits, "max-storage-buffer-binding-size", padded(4 * span, 256))
+    check_backward(t, 0.0)
+    assert [r.grid[2] for r in plan.sections["lab"] if "lora_dA/" in r.label] == [4]
+
+
+def test_parts_of_gradients_are_added_at_once(plan):
+    check_backward(Projection(plan, QKV, "qkv", rows=1100), 0.0)
+    sums = [r.label for r in plan.sections["lab"] if "lora_dA" in r.label and "sum_splits" in r.label]
+    assert len(sums) == 1
 
 
 @pytest.mark.parametrize("group", ["qkv", "gate_up"])

@@ -10,7 +10,7 @@ from lorawgpu.model.weights import pack_blocks
 from lorawgpu.ops.matmul import BLOCKED_TERMS, TILES, LowRank, Segments, matmul, sum_splits
 from lorawgpu.reference.quantize import quantize_forward
 
-WHOLE = 16 * 32  # terms that are whole tiles of every kind, and enough of them to read past the last
+WHOLE = 16 * 32  # terms that are whole tiles of every kind
 FLOAT32 = 2e-6  # float32 sums of a few hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2
 
 

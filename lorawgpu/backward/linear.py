@@ -1,6 +1,7 @@
 """Gradient of a fused projection with its adapters; mirrors model/linear.py."""
 
-from ..ops.linear import linear_backward, lora_back, lora_backward, lora_dropout_back
+from ..ops.linear import linear_backward
+from ..ops.lora import lora_back, lora_backward, lora_dropout_back
 
 
 def project_backward(c, layer, name, dx, dy, source, s, *, width):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..gpu.tensor import Tensor
 from ..ops.attention_decode import attention_decode, fits, parts_shape, stats_shape
 from ..ops.embedding import embedding_forward
-from ..ops.linear import lora_up
+from ..ops.lora import lora_up
 from ..ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input
 from ..ops.rows import field
 from .config import ModelConfig

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from ..gpu.tensor import Tensor
-from ..ops.linear import linear_forward, lora_down, lora_up
+from ..ops.linear import linear_forward
+from ..ops.lora import lora_down, lora_up
 from ..ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from ..ops.rmsnorm import rmsnorm_forward
 

@@ -15,7 +15,6 @@ TILES = {
 }
 BUSY = 400  # workgroups of medium tiles that keep a large GPU busy
 DEPTH = 16  # the least BK
-WHOLE = 16  # tiles in a span of K, at least, that make reading one tile past it cheaper than asking whether it is there
 BLOCKED_TERMS = 256  # sums up to this long are taken in blocks of four; real models have none
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
 
@@ -97,6 +96,8 @@ def matmul(
     a_off=0,
     b_off=0,
     o_off=0,
+    ldo=None,
+    slab=None,
     qscale=None,
     segments=None,
     lora=None,
@@ -109,15 +110,16 @@ def matmul(
 ):
     """out[m, o_off : o_off+n] = alpha * A . B, plus what is asked for.
 
-    m rows, n columns and k terms as stored (n and k padded to 4); lda, ldb, offsets in elements (default: last axis).
+    m rows, n columns and k terms as stored (n and k padded to 4); strides lda, ldb, ldo (default: the last axis) and
+    offsets in elements.
     `shift`: rows of A in the s-th of `segments` meet columns [s * shift, ..) of B ("kn").
-    With qscale [m, 2] the product is int8 x ternary. With splits > 1 `out` is [splits, m, n], the first
-    slab with the low-rank term: see `sum_splits`.
+    With qscale [m, 2] the product is int8 x ternary. With splits > 1 `out` is as many slabs of `slab` elements (m n by
+    default), the first with the low-rank term: see `sum_splits`.
     ValueError when a size is not a multiple of 4 or the splits have no slabs.
     """
     int8 = qscale is not None
-    lda, ldb, ldo = lda or a.shape[-1], ldb or b.shape[-1], out.shape[-1]
-    _check_sizes(out, (n, k, lda, ldb, ldo, a_off, b_off, o_off), (splits, m, n), residual or accumulate)
+    lda, ldb, ldo, slab = lda or a.shape[-1], ldb or b.shape[-1], ldo or out.shape[-1], slab or m * n
+    _check_sizes(out, (n, k, lda, ldb, ldo, slab, a_off, b_off, o_off), splits, slab, residual or accumulate)
     ternary, depth = store == "ternary", k // 4 if int8 else k  # int8 counts words of four
     bm, bn, tm, tn, bk = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32", splits)]
     bk = DEPTH if ternary else bk  # the segments of its weights end at multiples of DEPTH
@@ -125,7 +127,7 @@ def matmul(
     params = {
         **{"M": m, "N4": n // 4, "K": depth, "k_span": span, "alpha": alpha},
         **{"lda4": lda // 4, "a_off4": a_off // 4, "ldb4": ldb if ternary else ldb // 4, "b_off4": b_off // 4},
-        **{"ldo4": ldo // 4, "o_off4": o_off // 4, "slab4": m * n // 4, "shift4": shift // 4},
+        **{"ldo4": ldo // 4, "o_off4": o_off // 4, "slab4": slab // 4, "shift4": shift // 4},
         **(segments or ONE_SEGMENT).params(),
         **(lora.params() if lora else NO_LORA),
     }
@@ -134,7 +136,7 @@ def matmul(
         **{"arith": "int8" if int8 else "f32", "store": "ternary_int8" if int8 else store, "scaled": ternary},
         **{"lora": lora.kind if lora else "none", "residual": residual is not None, "accumulate": accumulate},
         **{"shifted": shift > 0, "blocked": k <= BLOCKED_TERMS},
-        "whole": depth % bk == 0 and span % bk == 0 and span >= WHOLE * bk,
+        "whole": depth % bk == 0 and span % bk == 0,
         "unroll": not plan.device.is_cpu,  # a software adapter compiles for seconds what it runs no faster
     }
     optional = {"qscale": qscale, "residual": residual, "h": lora and lora.h, "adapter": lora and lora.factors}
@@ -145,13 +147,13 @@ def matmul(
     )
 
 
-def _check_sizes(out, fours: tuple, slabs: tuple, adds):
+def _check_sizes(out, fours: tuple, splits: int, slab: int, adds):
     """ValueError unless `fours` are multiples of 4, and `out` has the slabs of its splits and nothing to add to."""
     if any(v % 4 for v in fours):
-        raise ValueError(f"matmul {out.label}: n, k, strides and offsets must be multiples of 4, got {fours}")
-    if slabs[0] > 1 and (out.shape != slabs or adds):
+        raise ValueError(f"matmul {out.label}: sizes, strides and offsets must be multiples of 4, got {fours}")
+    if splits > 1 and (out.size != splits * slab or adds):
         raise ValueError(
-            f"matmul {out.label}: {slabs[0]} splits want out {list(slabs)} and nothing to add to, got {list(out.shape)}"
+            f"matmul {out.label}: {splits} splits want {splits} x {slab} elements and nothing to add to, got {out.size}"
         )
 
 
