@@ -23,7 +23,7 @@ sequences() { # one sequence a step
 }
 
 peers() { # transformers + PEFT beside ours, in one run each
-    train --shape bitnet-2b --tokens 2048 --peer float32 bfloat16
+    train --shape bitnet-2b --tokens 4096 --peer float32 bfloat16
     train --shape bitnet-2b --tokens 4096 --checkpointing --peer bfloat16
     train --shape smollm2-135m --store f32 --tokens 4096 --peer float32 bfloat16
 }
