@@ -68,13 +68,6 @@ class Case:
         )
         return out, lse.T, *grads
 
-    def check(self, got, want=None, tolerance=TOLERANCE):
-        """That what `run` gave is near `want`: the reference, or what another run gave."""
-        for name, g, w in zip(NAMES, got, self.reference() if want is None else want, strict=False):
-            g, w = (log_sum_exp(x, self.scale) if name == "lse" and x.dtype == np.float32 else x for x in (g, w))
-            error = np.abs(g - w).max() / max(1.0, np.abs(w).max())
-            assert np.isfinite(g).all() and error < tolerance, f"{name}: error {error:.1e}"
-
 
 def wide(x):
     """Padding columns of zeros."""
@@ -135,6 +128,13 @@ def run(device, kernels, case, impl, backward=True):
     return [made[n].read(w) for n, w in list(widths.items())[: 5 if backward else 2]]
 
 
+def check(got, want, tolerance=TOLERANCE):
+    for name, g, w in zip(NAMES, got, want, strict=False):
+        g, w = (log_sum_exp(x) if name == "lse" and x.dtype == np.float32 else x for x in (g, w))
+        error = np.abs(g - w).max() / max(1.0, np.abs(w).max())
+        assert np.isfinite(g).all() and error < tolerance, f"{name}: error {error:.1e}"
+
+
 CASES = {
     "one token": Case([1], 1, 1, 8),
     "3 tokens, HD 8": Case([3], 1, 1, 8),
@@ -152,7 +152,7 @@ CASES = {
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", CASES)
 def test_matches_the_reference(device, kernels, name, impl):
-    CASES[name].check(run(device, kernels, CASES[name], impl))
+    check(run(device, kernels, CASES[name], impl), CASES[name].reference())
 
 
 @pytest.mark.parametrize("name", ["70 in 2, HD 64", "130, HD 128", "130 in 4, GQA 20/5, HD 16"])
@@ -160,7 +160,7 @@ def test_gradients_summed_in_one_part(device, kernels, monkeypatch, name):
     """What many rows need; CASES have so few that each walk takes some blocks only."""
     monkeypatch.setattr(attention_flash, "ENOUGH_FOR_GROUPS", 0)
     monkeypatch.setattr(attention_flash, "ENOUGH_WORKGROUPS", 0)
-    CASES[name].check(run(device, kernels, CASES[name], "flash"))
+    check(run(device, kernels, CASES[name], "flash"), CASES[name].reference())
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -171,7 +171,7 @@ def test_one_query_sees_a_longer_cache_and_nothing_else(device, kernels, impl):
     want = reference.attention_forward(case.q, case.k, case.v, case.slot, case.kv_start, 6, 2, case.scale)
     for x in (case.k, case.v):
         x[:90], x[501:] = np.nan, np.nan
-    case.check(run(device, kernels, case, impl, backward=False), (want[0], want[1].T))
+    check(run(device, kernels, case, impl, backward=False), (want[0], want[1].T))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -181,14 +181,14 @@ def test_new_tokens_of_several_sequences_with_slots_of_their_own(device, kernels
     case.kv_start = np.array([0, 0, 0, 100, 200, 200])
     case.q, case.rows = case.q[:6], 6
     want = reference.attention_forward(case.q, case.k, case.v, case.slot, case.kv_start, 6, 2, case.scale)
-    case.check(run(device, kernels, case, impl, backward=False), (want[0], want[1].T))
+    check(run(device, kernels, case, impl, backward=False), (want[0], want[1].T))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_large_scores_stay_finite(device, kernels, impl):
     """Scores of 1e4: a softmax that forgets its maximum overflows. Their rounding, 1e-3, is the tolerance."""
     case = Case([50, 20], 6, 2, 16, gain=60.0)
-    case.check(run(device, kernels, case, impl), tolerance=5e-3)
+    check(run(device, kernels, case, impl), case.reference(), 5e-3)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -199,25 +199,7 @@ def test_a_row_that_sees_one_key_has_no_gradient_of_its_query(device, kernels, i
     got = run(device, kernels, case, impl)
     one = case.kv_start == case.slot
     assert (got[2][one] == 0).all() and (got[2][~one] != 0).all()
-    case.check(got)
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("sizes", [(4, 2, 16), (2, 2, 10), (4, 1, 32), (3, 1, 64), (4, 2, 80), (2, 1, 128)], ids=str)
-def test_rows_with_all_weight_on_one_key_copy_it_and_have_no_gradient_of_scores(device, kernels, sizes, impl):
-    """Their scores differ by hundreds. Exactly 0, whatever dout.v and delta are rounded to."""
-    case = Case([41, 1, 7, 70], *sizes, tail=2)
-    heads, kv_heads, size = sizes
-    keys, values = (x.reshape(case.slots, kv_heads, size) for x in (case.k, case.v))
-    keys *= 100 / np.linalg.norm(keys, axis=-1, keepdims=True)
-    slots = np.random.default_rng(1).integers(case.kv_start[:, None], case.slot[:, None] + 1, (case.rows, heads))
-    one = slots, np.arange(heads) // (heads // kv_heads)
-    case.q = keys[one].reshape(case.rows, -1)
-    out, _, dq, dk, dv = run(device, kernels, case, impl)
-    assert (out == values[one].reshape(out.shape)).all() and (dq == 0).all() and (dk == 0).all()
-    want = np.zeros_like(values)
-    np.add.at(want, one, case.dout.reshape(case.rows, heads, size))
-    assert np.abs(dv - want.reshape(dv.shape)).max() < TOLERANCE
+    check(got, case.reference())
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -229,7 +211,7 @@ def test_two_runs_give_identical_bits(device, kernels, impl):
 
 def test_chain_and_flash_agree(device, kernels):
     case = Case([41, 29], 6, 2, 16, tail=3, spare=2, seed=1)
-    case.check(run(device, kernels, case, "chain"), run(device, kernels, case, "flash"))
+    check(run(device, kernels, case, "chain"), run(device, kernels, case, "flash"))
 
 
 AROUND = {  # lengths before, lengths after, tail, spare slots
@@ -302,7 +284,7 @@ def test_two_records_in_one_submit_keep_their_own_scale(device, kernels, impl):
     plan.run("both")
     for out, scale in zip(outs, (0.1, 0.9), strict=True):
         want, _ = reference.attention_forward(case.q, case.k, case.v, case.slot, case.kv_start, 6, 2, scale)
-        case.check([device.read(out)], [want])
+        check([device.read(out)], [want])
 
 
 def test_a_shape_that_does_not_fit_is_named(device, kernels):

@@ -65,9 +65,9 @@ def _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, per_row, per_s
     return sizes
 
 
-def log_sum_exp(lse, scale):
+def log_sum_exp(lse):
     """What a host array [M, 2 NH] of pairs stands for -> [M, NH], natural log."""
-    return scale * lse[:, 0::2].astype(np.float64) - np.log(lse[:, 1::2].astype(np.float64))
+    return (lse[:, 0::2].astype(np.float64) - np.log2(lse[:, 1::2].astype(np.float64))) * np.log(2)
 
 
 def attention_forward(
@@ -91,7 +91,7 @@ def attention_forward(
     """Record out, lse = attention(q, kcache, vcache).
 
     q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start u32 [M], kv_start <= slot < S;
-    lse f32 [M, 2 NH]: of each head the largest q . k, and 1 / sum exp(score - largest score). `workspace`
+    lse f32 [M, 2 NH]: of each head the largest score / ln 2, and 1 / sum exp(score - largest). `workspace`
     lends scratch: take(shape, dtype, label) -> Tensor, give(tensor). Cache slots between the first and the last that
     rows of one sequence see must be finite (see the shader's header). A row's bits depend on its sequence alone.
     ValueError for a shape that does not fit, UserError for a softcap.

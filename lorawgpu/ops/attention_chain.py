@@ -42,14 +42,15 @@ def _tiles(n):
     return -(-n // TILE)
 
 
-def _scores(plan, weights, x, cache, slot, kv_start, sizes):
+def _scores(plan, weights, x, cache, slot, kv_start, sizes, scale):
     grid = _tiles(sizes.slots), _tiles(sizes.rows), sizes.heads
     _record(
         plan,
         "scores",
         grid,
         sizes,
-        flops=sizes.flops(1),
+        scale,
+        sizes.flops(1),
         weights=weights,
         x=x,
         cache=cache,
@@ -58,9 +59,8 @@ def _scores(plan, weights, x, cache, slot, kv_start, sizes):
     )
 
 
-def _softmax(plan, weights, lse, slot, kv_start, sizes, scale):
-    grid = sizes.rows, sizes.heads
-    _record(plan, "softmax", grid, sizes, scale, weights=weights, lse=lse, slot=slot, kv_start=kv_start)
+def _softmax(plan, weights, lse, slot, kv_start, sizes):
+    _record(plan, "softmax", (sizes.rows, sizes.heads), sizes, weights=weights, lse=lse, slot=slot, kv_start=kv_start)
 
 
 def _apply(plan, row_out, attn, cache, slot, kv_start, sizes, scale=1.0):
@@ -98,8 +98,8 @@ def _apply_transposed(plan, slot_out, attn, x, segment_end, sizes, scale=1.0):
 
 def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
     attn = _take(plan, workspace, sizes, "attention weights")
-    _scores(plan, attn, q, kcache, slot, kv_start, sizes)
-    _softmax(plan, attn, lse, slot, kv_start, sizes, scale)
+    _scores(plan, attn, q, kcache, slot, kv_start, sizes, scale)
+    _softmax(plan, attn, lse, slot, kv_start, sizes)
     _apply(plan, out, attn, vcache, slot, kv_start, sizes)
     workspace.give(attn)
 
@@ -109,9 +109,9 @@ def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start
     attn = _take(plan, workspace, sizes, "attention weights")
     dscores = _take(plan, workspace, sizes, "gradient of the attention weights")
     lse_again = workspace.take(lse.shape, "f32", "attention lse, again")
-    _scores(plan, attn, q, kcache, slot, kv_start, sizes)
-    _softmax(plan, attn, lse_again, slot, kv_start, sizes, scale)
-    _scores(plan, dscores, dout, vcache, slot, kv_start, sizes)  # dattn = dout . v
+    _scores(plan, attn, q, kcache, slot, kv_start, sizes, scale)
+    _softmax(plan, attn, lse_again, slot, kv_start, sizes)
+    _scores(plan, dscores, dout, vcache, slot, kv_start, sizes, 1.0)  # dattn = dout . v
     _apply_transposed(plan, dv, attn, dout, segment_end, sizes)
     _record(
         plan,

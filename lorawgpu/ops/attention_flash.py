@@ -123,13 +123,13 @@ def _sum_parts(plan, workspace, totals, parts, cut):
 
 def _stats(plan, stats, dout, out, lse, kv_start, sizes):
     unit, element = (4, "vec4<f32>") if sizes.head_dim % 4 == 0 else (1, "f32")
-    params = {"rows": sizes.rows, "heads": sizes.heads, "ld": sizes.row_ld // unit}
+    params = {"rows": sizes.rows, "heads": sizes.heads, "head": sizes.head_dim // unit, "ld": sizes.row_ld // unit}
     plan.record(
         "attention_stats",
         "forward",
-        fold(-(-sizes.rows * sizes.heads // 64)),
+        fold(-(-sizes.rows * sizes.heads // 16)),
         params=params,
-        template={"element": element, "head": sizes.head_dim // unit},
+        template={"element": element},
         stats=stats,
         dout=dout,
         out=out,

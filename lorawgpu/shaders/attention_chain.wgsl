@@ -1,7 +1,7 @@
 // uses: common/exp.wgsl
 // Attention as a chain of products, the check for flash attention. Equations: reference/attention.py.
-//   scores            weights[h,t,j] = sum_d x[t,h,d] cache[j,h/G,d]               (q.k, and dout.v for dattn)
-//   softmax           weights -> attn, in place; lse[t,h] = (max_j weights, 1 / sum_j exp(scale (weights - max)))
+//   scores            weights[h,t,j] = scale * sum_d x[t,h,d] cache[j,h/G,d]       (q.k, and dout.v for dattn)
+//   softmax           weights -> attn, in place; lse[t,h] = (max_j weights / ln 2, 1 / sum_j exp(weights - max))
 //   apply             row_out[t,h,d] = scale * sum_j attn[h,t,j] cache[j,h/G,d]    (out, and dq from dscores)
 //   softmax_backward  weights = attn (weights - sum_j attn weights), in place      (dattn -> dscores)
 //   apply_transposed  slot_out[j,d] = scale * sum over G heads and t of attn[h,t,j] x[t,h,d]   (dv; dk from dscores)
@@ -75,7 +75,7 @@ fn scores(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) l
         for (var k = 0u; k < TILE; k++) { sum = fma(left[lid.y][k], right[lid.x][k], sum); }
         workgroupBarrier();
     }
-    if (t < params.rows && j < params.slots) { weights[(h * params.rows + t) * params.span + j] = sum; }
+    if (t < params.rows && j < params.slots) { weights[(h * params.rows + t) * params.span + j] = params.scale * sum; }
 }
 
 @compute @workgroup_size(WG)
@@ -88,14 +88,14 @@ fn softmax(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_inde
     for (var j = lo + lane; j <= hi; j += WG) { top = max(top, weights[base + j]); }
     top = workgroup_max(top, lane);
     var sum = 0.0;
-    for (var j = lo + lane; j <= hi; j += WG) { sum += exact_exp(params.scale * (weights[base + j] - top)); }
+    for (var j = lo + lane; j <= hi; j += WG) { sum += exact_exp(weights[base + j] - top); }
     sum = workgroup_sum(sum, lane);
     for (var j = lane; j < params.span; j += WG) {
         var p = 0.0;
-        if (j >= lo && j <= hi) { p = exact_exp(params.scale * (weights[base + j] - top)) / sum; }
+        if (j >= lo && j <= hi) { p = exact_exp(weights[base + j] - top) / sum; }
         weights[base + j] = p;
     }
-    if (lane == 0u) { lse[t * params.heads + wid.y] = vec2(top, 1.0 / sum); }
+    if (lane == 0u) { lse[t * params.heads + wid.y] = vec2(top * 1.4426950408889634, 1.0 / sum); }
 }
 
 @compute @workgroup_size(16, 16)
