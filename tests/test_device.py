@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import wgpu
 
 from lorawgpu.errors import DeviceError, UserError
 from lorawgpu.gpu import Workspace, open_device
@@ -204,6 +206,15 @@ def test_a_frugal_workspace_gives_a_small_tensor_a_large_buffer(device):
         assert (small := work.take((8, 16), label="small")).buffer is large.buffer
     work.give(small)
     assert work.take((8, 16), label="small").buffer is not large.buffer
+
+
+def test_an_error_of_a_dispatch_is_raised(plan, device):
+    """Recording goes past wgpu-py's own checks of every call."""
+    with plan.section("bad"):
+        plan.clear(device.tensor((64,)))
+    plan.sections["bad"] = [replace(plan.sections["bad"][0], grid=(1 << 20, 1, 1))]
+    with pytest.raises(wgpu.GPUValidationError, match="dispatch"):
+        plan.run("bad")
 
 
 @pytest.mark.parametrize(
