@@ -10,8 +10,9 @@ from .data.batching import bucket, flatten
 from .engine import Engine, Options
 from .errors import CheckFailed
 from .generation.decoder import Decoder
-from .golden import STEPS, Case, Result, choose_cases, judge, read_case
+from .golden import STEPS, Case, Result, choose_cases, read_case
 from .gpu import KernelCache, open_device
+from .judging import judge
 from .model.adapter_layout import AdapterLayout
 from .model.layers import load_model
 from .optim.adamw import AdamW

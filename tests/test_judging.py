@@ -8,7 +8,8 @@ import pytest
 from golden_case import GOLDEN, SMALL_CASES
 from golden_results import KEYS, PHASES, perfect
 
-from lorawgpu.golden import QUANTITIES, compare, judge, read_case
+from lorawgpu.golden import read_case
+from lorawgpu.judging import QUANTITIES, compare, judge
 
 
 @pytest.fixture(params=SMALL_CASES)
@@ -91,6 +92,22 @@ def test_a_rounding_near_a_tie_loosens_its_own_phase(case, what):
     assert not judge(with_settings(case, rounding_margin=dict.fromkeys(("loss", "steps", "greedy"), 1e-7)), result)[0][
         "ok"
     ]
+
+
+def test_an_update_off_in_one_tiny_gradient_alone_is_explained():
+    """The element of llama_dense whose gradient is 1e-6 in a tensor of 0.8; and elements that are no such excuse."""
+    case, tiny = read_case(GOLDEN / "llama_dense"), (1, 47)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    size = 1e-3 * np.linalg.norm(case.expected[f"after3.{name}"] - case.tensors[name])
+    for elements, explained in (([tiny], True), ([(0, 0)], False), ([tiny, (0, 0)], False)):
+        result = perfect(case)
+        result.after3[name] = result.after3[name].astype(np.float64)
+        for at in elements:
+            result.after3[name][at] += size
+        (fault,) = judge(case, result)[1]
+        assert ("[1, 47], whose gradient is 1e-06 of" in fault) == explained
+    result.after3[name][tiny] = np.nan
+    assert "magnifies" not in judge(case, result)[1][0]
 
 
 def test_the_worst_tensor_is_named(case):

@@ -13,7 +13,8 @@ from golden_results import KEYS, PHASES, perfect
 from lorawgpu import verify
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.errors import UserError
-from lorawgpu.golden import judge, read_case
+from lorawgpu.golden import read_case
+from lorawgpu.judging import judge
 from lorawgpu.reference.model import model_forward
 
 
