@@ -10,6 +10,7 @@ from tiny_model import Tiny, gradients, random_samples, tiny_config
 from lorawgpu.backward import loss as backward_loss
 from lorawgpu.backward.loss import CHUNK_ALIGN, Head
 from lorawgpu.data.batching import flatten
+from lorawgpu.gpu import KernelCache, open_dry_device
 from lorawgpu.ops import linear
 
 
@@ -45,6 +46,24 @@ def test_a_short_batch_runs_only_the_chunks_it_needs(dense, monkeypatch):
     recorded = dense.engine(256).plan("train", 256)
     assert [len(recorded.heads(n)) for n in (1, 64, 65, 256)] == [1, 1, 2, 4]
     assert recorded.flops(1) == recorded.flops(64) < recorded.flops(65) < recorded.flops(256)
+
+
+@pytest.mark.parametrize(
+    "vocab, binding", [(128256, 2 << 30), (128256, 128 << 20), (49152, 2 << 30), (32000, 128 << 20)]
+)
+@pytest.mark.parametrize("capacity", [320, 384, 1280, 2560, 4096])
+def test_no_smaller_plan_needs_more_than_the_largest(vocab, binding, capacity):
+    """Else a run would take more than it planned, in the middle of training: logits of 100 to 500 MiB, say. Only sums
+    in parts may be a little larger where there are fewer rows to spread over the card."""
+    device = open_dry_device()
+    device.limits["max-storage-buffer-binding-size"] = device.limits["max-buffer-size"] = binding
+    config = tiny_config(vocab_size=vocab, num_hidden_layers=1)
+    engine = Tiny(device, KernelCache(device), config).engine(capacity)
+    engine.plan("eval", capacity)
+    held = device.memory.held["activations"]
+    for rows in range(64, capacity, 64):
+        engine.plan("train", rows), engine.plan("eval", rows)
+    assert device.memory.held["activations"] - held < 16 << 20
 
 
 @pytest.mark.parametrize("chunk", [64, 128, 192, 320, 1024])

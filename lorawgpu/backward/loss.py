@@ -29,10 +29,13 @@ class Head:
 
     @staticmethod
     def take(c, max_binding: int) -> "Head":
-        """Chunks of one length, as few as the budget and a binding allow."""
-        hidden, vocab = c.widths.hidden, c.model.head.rows
+        """Chunks of one length, as few as the budget and a binding allow for the largest plan of an engine.
+
+        A smaller plan has no longer ones: it must find room in the buffers of the largest.
+        """
+        hidden, vocab, largest = c.widths.hidden, c.model.head.rows, c.batch.target_ids.size
         fits = max(1, min(LOGITS_BUDGET, max_binding) // (4 * vocab * CHUNK_ALIGN)) * CHUNK_ALIGN
-        chunk = padded(-(-c.rows // -(-c.rows // fits)), CHUNK_ALIGN)
+        chunk = padded(min(c.rows, -(-largest // -(-largest // fits))), CHUNK_ALIGN)
         return Head(
             chunk,
             c.work.take((chunk, hidden), label="head x"),

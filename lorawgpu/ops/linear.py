@@ -1,8 +1,10 @@
 """A frozen weight: y = x W^T and dx = dy W, with the low-rank terms of its adapters (ops/lora.py) in the epilogues."""
 
+from ..gpu.tensor import padded
 from .matmul import LowRank, Segments, matmul, sum_splits, workgroups
 
 LEAST_TERMS = 256  # of a reduction, in each of the parts that it is split into
+GRAIN = 1 << 18  # elements: parts that hold more are rounded up to it, so that plans of other capacities can use them
 SPREAD = 800  # workgroups that a gradient is spread over, by splitting its reduction, when it has few rows
 
 
@@ -10,10 +12,12 @@ def split_matmul(plan, work, out, a, b, *, m, n, k, o_off=0, accumulate=False, s
     """A product with a long reduction and a small result: sums of fixed spans, then their sum in order."""
     if splits == 1:
         return matmul(plan, out, a, b, m=m, n=n, k=k, o_off=o_off, accumulate=accumulate, **kwargs)
-    parts = work.take((splits, m, n), label="split sums")
+    size = splits * m * n
+    scratch = work.take((padded(size, GRAIN) if size > GRAIN else size,), label="split sums")
+    parts = scratch.view(0, (splits, m, n))
     matmul(plan, parts, a, b, m=m, n=n, k=k, splits=splits, **kwargs)
     sum_splits(plan, out, parts, accumulate=accumulate, o_off=o_off)
-    work.give(parts)
+    work.give(scratch)
 
 
 def in_part(part, weight, lora) -> tuple:
