@@ -245,3 +245,12 @@ def test_bad_shapes_are_named(plan):
             k=16,
             splits=3,
         )
+
+
+@pytest.mark.parametrize("asked", ["qscale", "residual", "lora nk", "accumulate"])
+def test_splits_refuse_what_they_would_do_more_than_once(plan, asked):
+    lab = Lab(plan)
+    x = lab.input(normal(16, 16))
+    options = {"qscale": x, "residual": x, "lora nk": LowRank("nk", x, x, (4,), (0,), (0,)), "accumulate": True}
+    with pytest.raises(ValueError, match=f"2 splits cannot have {asked}"), lab.section:
+        matmul(plan, lab.output(32, 16).tensor, x, x, m=16, n=16, k=16, splits=2, **{asked.split()[0]: options[asked]})

@@ -114,12 +114,13 @@ def matmul(
     offsets in elements.
     `shift`: rows of A in the s-th of `segments` meet columns [s * shift, ..) of B ("kn").
     With qscale [m, 2] the product is int8 x ternary. With splits > 1 `out` is as many slabs of `slab` elements (m n by
-    default), the first with the low-rank term: see `sum_splits`.
-    ValueError when a size is not a multiple of 4 or the splits have no slabs.
+    default), the first with the low-rank term ("kn" alone): see `sum_splits`.
+    ValueError when a size is not a multiple of 4, the splits have no slabs, or more is asked than they can do.
     """
     int8 = qscale is not None
     lda, ldb, ldo, slab = lda or a.shape[-1], ldb or b.shape[-1], ldo or out.shape[-1], slab or m * n
-    _check_sizes(out, (n, k, lda, ldb, ldo, slab, a_off, b_off, o_off), splits, slab, residual or accumulate)
+    once = {"qscale": int8, "residual": residual, "accumulate": accumulate, "lora nk": lora and lora.kind == "nk"}
+    _check_sizes(out, (n, k, lda, ldb, ldo, slab, a_off, b_off, o_off), splits, slab, once)
     ternary, depth = store == "ternary", k // 4 if int8 else k  # int8 counts words of four
     bm, bn, tm, tn, bk = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32", splits)]
     bk = DEPTH if ternary else bk  # the segments of its weights end at multiples of DEPTH
@@ -147,14 +148,14 @@ def matmul(
     )
 
 
-def _check_sizes(out, fours: tuple, splits: int, slab: int, adds):
-    """ValueError unless `fours` are multiples of 4, and `out` has the slabs of its splits and nothing to add to."""
+def _check_sizes(out, fours: tuple, splits: int, slab: int, once: dict):
+    """ValueError unless `fours` are multiples of 4, and splits have their slabs and nothing of what is done `once`."""
     if any(v % 4 for v in fours):
         raise ValueError(f"matmul {out.label}: sizes, strides and offsets must be multiples of 4, got {fours}")
-    if splits > 1 and (out.size != splits * slab or adds):
-        raise ValueError(
-            f"matmul {out.label}: {splits} splits want {splits} x {slab} elements and nothing to add to, got {out.size}"
-        )
+    if splits > 1 and (asked := [name for name, value in once.items() if value]):
+        raise ValueError(f"matmul {out.label}: {splits} splits cannot have {', '.join(asked)}")
+    if splits > 1 and out.size != splits * slab:
+        raise ValueError(f"matmul {out.label}: {splits} splits want {splits} x {slab} elements, got {out.size}")
 
 
 def sum_splits(plan, out, parts, *, accumulate, o_off=0, ends=None):
