@@ -104,8 +104,9 @@ def test_a_closed_terminal_saves_and_leaves(tmp_path, ignored):
     """Twice, as from a shell and the system; and not at all under nohup, which `ignored` stands for."""
     config = write_config(tmp_path, max_steps=60 if ignored else 100_000)
     command = [sys.executable, "-m", "lorawgpu.train", str(config)]
-    nohup = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=nohup)
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL  # the tests themselves may run under nohup
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, preexec_fn=lambda: signal.signal(signal.SIGHUP, handler))
     next(line for line in process.stderr if line.startswith("step "))
     process.stderr.close()  # the terminal is gone
     for _ in range(2):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import wgpu
 
-from .. import golden
+from .. import golden, judging
 from ..data.batching import flatten
 from ..errors import DeviceError
 from ..generation.decoder import Decoder
@@ -71,7 +71,7 @@ def check_training(device, kernels: KernelCache, family: str) -> Iterator[Outcom
     name, began = f"tiny {family} model", time.perf_counter()
     try:
         case = Tiny(family).case()
-        checks = golden.compare(case, run_case(device, case, kernels))
+        checks = judging.compare(case, run_case(device, case, kernels))
     except (DeviceError, wgpu.GPUError, ValueError) as found:
         yield Outcome(name, "training", None, 0.0, fault=str(found))
         return
@@ -85,7 +85,7 @@ def check_decoding(device, kernels: KernelCache, family: str) -> Outcome:
     name, tiny, began = f"tiny {family} model", Tiny(family), time.perf_counter()
     tolerance = golden.FLIP_TOLERANCE if tiny.config.ternary else golden.TOLERANCE
     try:
-        error = golden.relative_error(*tiny.decoded(device, kernels))
+        error = judging.relative_error(*tiny.decoded(device, kernels))
     except (DeviceError, wgpu.GPUError, ValueError) as found:
         return Outcome(name, "decoding", None, tolerance, fault=str(found))
     return Outcome(name, "decoding", error, tolerance, seconds=time.perf_counter() - began)
