@@ -30,8 +30,8 @@ class Record:
 
 
 def dispatch(compute, record: Record):
-    """Encode one dispatch, past wgpu-py's checks: the record was checked when it was made, and an error of the driver's
-    is raised when the pass ends. Half the time, which a small model on a fast GPU would wait for."""
+    """Encode one dispatch, past wgpu-py's checks: the record was checked when it was made, and an error of wgpu's own
+    is raised when the commands are finished. Half the time, which a small model on a fast GPU would wait for."""
     handle = compute._internal
     lib.wgpuComputePassEncoderSetPipeline(handle, record.pipeline._internal)
     lib.wgpuComputePassEncoderSetBindGroup(handle, 0, record.group._internal, 0, ffi.NULL)
