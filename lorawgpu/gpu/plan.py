@@ -19,7 +19,8 @@ RECORDS_PER_SUBMIT = 256  # the GPU starts on the first while Python encodes the
 
 @dataclass(frozen=True)
 class Record:
-    """One dispatch. `flops` and `nbytes` are what it must do at least: they split submits and rate the kernel."""
+    """One dispatch. `flops` (attention's: at most, for one sequence in all rows) split submits and rate the kernel, as
+    do `nbytes`, what it moves at least."""
 
     label: str
     pipeline: object
