@@ -1,7 +1,7 @@
 """A frozen weight: y = x W^T and dx = dy W, with the low-rank terms of its adapters (ops/lora.py) in the epilogues."""
 
 from ..gpu.tensor import padded
-from .matmul import LowRank, Segments, matmul, sum_splits, workgroups
+from .matmul import SHORT, LowRank, Segments, matmul, sum_splits, workgroups
 
 LEAST_TERMS = 256  # of a reduction, in each of the parts that it is split into
 GRAIN = 1 << 18  # elements: parts that hold more are rounded up to it, so that plans of other capacities can use them
@@ -96,4 +96,4 @@ def _add_low_rank(plan, dx, lora, *, rows, columns):
     """dx += dh A, of a term of kind "kn"."""
     sizes = {"m": rows, "n": columns, "k": lora.ranks[0], "ldb": columns}
     offsets = {"a_off": lora.h_offs[0], "b_off": lora.f_offs[0]}
-    matmul(plan, dx, lora.h, lora.factors, b_layout="kn", accumulate=True, **sizes, **offsets)
+    matmul(plan, dx, lora.h, lora.factors, b_layout="kn", accumulate=True, tile=SHORT, **sizes, **offsets)

@@ -10,15 +10,17 @@ from math import gcd
 from ..gpu.tensor import Tensor, padded
 from .dropout import dropout_add, dropout_forward
 from .linear import split_matmul
-from .matmul import DEPTH, LowRank, Segments, matmul, sum_splits
+from .matmul import DEPTH, SHORT, LowRank, Segments, matmul, sum_splits
 
-SPLIT_TERMS = 128  # terms of a long reduction that one workgroup sums before the partial sums are added in order
-MAX_SPLITS = 32
+# A long reduction is summed in parts, by its length alone, so that a forward has the same bits in every batch:
+SPLIT_TERMS = 256  # terms of a part,
+FEW_SPLITS = 4  # or half as many where that makes fewer parts than this,
+MAX_SPLITS = 32  # and more where it makes more than this.
 SEGMENT_ALIGN = 64  # rows of a skinny tile: a tile must not straddle two linears
 
 
 def _splits(terms: int) -> int:
-    return max(1, min(MAX_SPLITS, terms // SPLIT_TERMS))
+    return max(1, min(FEW_SPLITS, terms * 2 // SPLIT_TERMS), min(MAX_SPLITS, terms // SPLIT_TERMS))
 
 
 def _same_scale(group) -> bool:
@@ -216,6 +218,7 @@ def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p
             k=path.rank,
             b_layout="kn",
             a_off=path.h,
+            tile=SHORT,
         )
         dropout_add(plan, dx, part, step, layer=group.layer, module=path.module, rows=rows, width=width, p=p)
     work.give(part)

@@ -14,6 +14,7 @@ TILES = {
     "flat": (16, 64, 4, 4, 16),
 }
 BUSY = 400  # workgroups of medium tiles that keep a large GPU busy
+SHORT = "low"  # the tile for large outputs of few terms: it is the writing that counts
 DEPTH = 16  # the least BK
 BLOCKED_TERMS = 256  # sums up to this long are taken in blocks of four; real models have none
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
