@@ -12,7 +12,7 @@ TOKENS = 64  # of an answer, at most
 class Samples:
     """Prompts as the model is asked them, and a decoder that sees the adapter as it is now.
 
-    UserError when there are prompts and no tokenizer.
+    UserError when there are prompts and no tokenizer, or one leaves no room for an answer.
     """
 
     def __init__(self, run: Run, engine: Engine):
@@ -25,7 +25,10 @@ class Samples:
         ask = asking.raw if asking.template is None else lambda text: asking.chat([{"role": "user", "content": text}])
         self.ids = [ask(prompt) for prompt in self.prompts]
         self.ends = asking.stop_ids(run.checkpoint.config.eos_token_ids)
-        context = max(map(len, self.ids)) + TOKENS
+        longest, limit = max(map(len, self.ids)), run.checkpoint.config.max_position_embeddings
+        if longest >= limit:
+            raise UserError(f"one of sample_prompts has {longest} tokens, the model's context is {limit}: shorten it")
+        context = min(longest + TOKENS, limit)
         self.decoder = Decoder(engine.device, engine.model, engine.adapter, context=context, kernels=engine.kernels)
 
     def answers(self) -> list[dict[str, str]]:
@@ -34,8 +37,8 @@ class Samples:
 
     def _answer(self, prompt: list[int]) -> str:
         self.decoder.start([prompt])
-        answer = []
-        while len(answer) < TOKENS:
+        answer, room = [], self.decoder.context - len(prompt)
+        while len(answer) < min(TOKENS, room):
             token = int(self.decoder.read_logits(1)[0].argmax())
             if token in self.ends:
                 break

@@ -263,3 +263,19 @@ def test_sample_prompts_without_a_tokenizer_are_refused(tmp_path, capsys, train_
     config = write_config(tmp_path, eval_steps=2, sample_prompts=["hello"])
     assert train_main([str(config)]) == 2
     assert "sample_prompts need the model's tokenizer" in capsys.readouterr().err
+
+
+def test_sample_prompts_stay_within_the_context(tmp_path, lab, capsys, train_main):
+    """A prompt of 155 tokens leaves 5 of a model's 160 positions for its answer, one of 160 none."""
+    model = byte_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 160}
+    (model / "config.json").write_text(json.dumps(config))
+    asked = {"base_model": str(model), "eval_steps": 2, "max_steps": 2}
+    trainer = lab.trainer(write_config(tmp_path, sample_prompts=["a" * 155, "ab"], **asked))
+    assert trainer.samples.decoder.context == 160
+    assert trainer.train() == 0
+    (logged,) = (r["samples"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "samples" in r)
+    assert len(logged[0]["text"]) <= 5
+    asked["output_dir"] = str(tmp_path / "other")
+    assert train_main([str(write_config(tmp_path, sample_prompts=["a" * 160], **asked))]) == 2
+    assert "one of sample_prompts has 160 tokens, the model's context is 160: shorten it" in capsys.readouterr().err

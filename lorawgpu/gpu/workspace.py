@@ -49,8 +49,10 @@ class Workspace:
     def frugal(self):
         """Inside, a take would rather waste the largest buffer than make another: for what is given back at once."""
         waste, self._waste = self._waste, float("inf")
-        yield
-        self._waste = waste
+        try:
+            yield
+        finally:
+            self._waste = waste
 
     def rewind(self):
         """All buffers are free again, for the next plan."""
