@@ -31,7 +31,8 @@ def test_it_counts_what_the_run_then_holds(tmp_path, device, kernels, keys):
 
 def test_it_counts_the_sample_prompts_too(tmp_path, device, kernels):
     model = byte_model(tmp_path / "model")
-    config = write_config(tmp_path, base_model=str(model), eval_steps=2, sample_prompts=["hello"])
+    prompts = ["hello", "a much longer question than that, for which more rows are needed at once"]
+    config = write_config(tmp_path, base_model=str(model), eval_steps=2, sample_prompts=prompts)
     assert_same_memory(config, device, kernels)
 
 
@@ -44,6 +45,9 @@ def assert_same_memory(config, device, kernels):
     counted = dict(dry.engine.device.memory.held)
     assert counted.pop("plan") >= held.pop("plan")  # kernels of the session were there before
     assert counted == held
+    if real.samples.prompts:  # answering takes no more, but for the uniforms of another plan
+        real.samples.answers()
+        assert {**device.memory.held, "plan": 0} == {**held, "plan": 0}
     assert real.plan["limits"] == dry.plan["limits"] and real.plan["submits"] == dry.plan["submits"]
 
 
@@ -86,6 +90,19 @@ def test_activations_beyond_a_binding_name_settings_that_fit(tmp_path, open_it):
     device.limits = device.limits | {"max-storage-buffer-binding-size": 96 << 10}
     with pytest.raises(DeviceError, match=r"(?s)at once; .* allows 98,304.*It would fit with micro_batch_size"):
         build_engine(run, device)
+
+
+@pytest.mark.parametrize("open_it", [open_device, open_dry_device])
+def test_scores_of_the_chain_beyond_a_binding_name_flash_and_settings_that_fit(tmp_path, open_it):
+    """Four heads x 256 rows x 256 slots x 4 bytes are the only thing above 512 KiB in this plan."""
+    keys = {"micro_batch_size": 8, "sequence_len": 32}
+    device = open_it()
+    device.limits = device.limits | {"max-storage-buffer-binding-size": 512 << 10}
+    build_engine(prepare(load_config(write_config(tmp_path, **keys))), device)
+    run = prepare(load_config(write_config(tmp_path, **keys, attn_implementation="chain")))
+    with pytest.raises(DeviceError, match=r"(?s)attn_implementation flash.*fit with micro_batch_size") as failed:
+        build_engine(run, device)
+    assert "bytes in one binding" in str(failed.value)
 
 
 def test_a_clear_goes_a_binding_at_a_time(device):

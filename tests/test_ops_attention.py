@@ -5,8 +5,9 @@ import pytest
 
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import KernelCache, Plan, padded
-from lorawgpu.ops import attention_flash
-from lorawgpu.ops.attention import attention_backward, attention_forward, log_sum_exp
+from lorawgpu.model.config import SIZE_LIMITS
+from lorawgpu.ops import attention_decode, attention_flash
+from lorawgpu.ops.attention import MAX_HEAD_DIM, attention_backward, attention_forward, log_sum_exp
 from lorawgpu.reference import attention as reference
 
 IMPLS = ["chain", "flash"]
@@ -313,3 +314,9 @@ def test_a_softcap_is_refused_by_name(device, kernels):
         attention_forward(
             Plan(device, kernels), *[None] * 7, heads=1, kv_heads=1, head_dim=8, scale=1.0, workspace=None, softcap=30.0
         )
+
+
+def test_a_config_may_have_the_heads_that_every_kernel_has_a_tile_for_and_no_larger():
+    assert {max(tiles) for tiles in attention_flash.TILES.values()} == {MAX_HEAD_DIM}
+    assert attention_decode.fits(MAX_HEAD_DIM) and not attention_decode.fits(MAX_HEAD_DIM + 8)
+    assert SIZE_LIMITS["head_dim"] == MAX_HEAD_DIM

@@ -10,7 +10,8 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 
-# Upper bounds that no published model comes near; they keep a hostile file from asking for endless work.
+# Upper bounds that no published model comes near; they keep a hostile file from asking for endless work. That of
+# head_dim is what the attention kernels can do: ops.attention.MAX_HEAD_DIM (a test holds the two together).
 SIZE_LIMITS = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 17,
@@ -18,7 +19,7 @@ SIZE_LIMITS = {
     "num_hidden_layers": 1024,
     "num_attention_heads": 1 << 12,
     "num_key_value_heads": 1 << 12,
-    "head_dim": 1 << 12,
+    "head_dim": 256,
     "max_position_embeddings": 1 << 30,
 }
 

@@ -94,7 +94,7 @@ def attention_forward(
     lse f32 [M, 2 NH]: of each head the largest score / ln 2, and 1 / sum exp(score - largest). `workspace`
     lends scratch: take(shape, dtype, label) -> Tensor, give(tensor). Cache slots between the first and the last that
     rows of one sequence see must be finite (see the shader's header). A row's bits depend on its sequence alone.
-    ValueError for a shape that does not fit, UserError for a softcap.
+    ValueError for a shape that does not fit, UserError for a softcap, DeviceError where `chain` finds no room.
     """
     sizes = _checked(
         impl,

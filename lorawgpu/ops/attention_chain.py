@@ -3,6 +3,7 @@
 Equations and kernels: shaders/attention_chain.wgsl. `sizes` is an ops.attention.Sizes; shapes are checked there.
 """
 
+from ..errors import DeviceError
 from ..gpu import padded
 
 TILE = 16
@@ -14,11 +15,12 @@ def weights_shape(rows: int, slots: int, heads: int) -> tuple:
 
 
 def _take(plan, workspace, sizes, label):
+    """Room for scores. DeviceError where a binding cannot hold them: fewer rows, or flash, would fit."""
     shape = weights_shape(sizes.rows, sizes.slots, sizes.heads)
     if (nbytes := 4 * shape[0] * shape[1] * shape[2]) > plan.device.max_binding:
-        raise ValueError(
-            f"{label} {shape} need {nbytes:,} bytes in one binding, {plan.device.name} allows "
-            f"{plan.device.max_binding:,}: use flash attention"
+        raise DeviceError(
+            f"{label} {shape}: {nbytes:,} bytes in one binding; {plan.device.name} allows "
+            f"{plan.device.max_binding:,}: use attn_implementation flash, which stores no scores"
         )
     return workspace.take(shape, "f32", label)
 

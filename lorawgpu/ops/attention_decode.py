@@ -6,6 +6,7 @@ Equations: shaders/attention_decode.wgsl.j2. The parts of the splits are combine
 import math
 
 from . import rows as row_state
+from .attention import MAX_HEAD_DIM
 from .checks import expect
 
 SPLITS = 32  # workgroups that share a long sequence, at most
@@ -16,7 +17,7 @@ MAX_HEADS = 4  # query heads of a workgroup: their scores fill a vec4
 
 def fits(head_dim: int) -> bool:
     """Whether heads of this size are made of vec4s that RoPE turns in pairs."""
-    return head_dim % 8 == 0 and head_dim <= 256
+    return head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM
 
 
 def parts_shape(rows: int, row_ld: int) -> tuple:
@@ -37,7 +38,7 @@ def attention_decode(
     ValueError for a head size that does not fit.
     """
     if not fits(head_dim):
-        raise ValueError(f"attention_decode: head_dim {head_dim} is not a multiple of 8 up to 256")
+        raise ValueError(f"attention_decode: head_dim {head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}")
     expect("qkv", qkv, (count, qkv.shape[1]))
     expect("stats", stats, stats_shape(count, heads))
     group = heads // kv_heads
