@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every figure of benchmarks/README.md, in ten minutes of a large GPU: bash scripts/bench_all.sh [part]...
+# The figures of benchmarks/README.md but those of its sections Accuracy (lorawgpu.verify) and Data (bench_data.py), which
+# hang on files that are not here; ten minutes of a large GPU, or a few more: bash scripts/bench_all.sh [part]...
 # Parts: training sequences peers kernels generation; without one, all. Training runs append to benchmarks/results.csv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,7 +32,12 @@ peers() { # transformers + PEFT beside ours, in one run each
 kernels() {
     "$python" scripts/bench_ops.py
     "$python" scripts/bench_ops.py --shape smollm2-135m
-    "$python" scripts/bench_attention.py
+    local small="--heads 9 --kv-heads 3 --head-dim 64" # of SmolLM2; the default is BitNet-2B
+    "$python" scripts/bench_attention.py --tokens 4096 --seq 2048
+    "$python" scripts/bench_attention.py --tokens 4096 --seq 2048 $small
+    "$python" scripts/bench_attention.py --tokens 4096 --seq 512 $small
+    "$python" scripts/bench_attention.py --tokens 512 --seq 512
+    "$python" scripts/bench_attention.py --tokens 512 --seq 512 $small
 }
 
 generation() {

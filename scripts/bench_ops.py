@@ -4,7 +4,8 @@
 
 Ceilings: fused multiply-adds and dot4I8Packed in a loop that touches no memory; torch's float32 product where torch
 and CUDA are there; for kernels that go over rows, a copy. Each product is checked on a few rows against float64 before
-it is timed, the others by the checks of `doctor`. Attention: bench_attention.py; matrix-vector: bench_generate.py.
+it is timed, the others by the checks of `doctor`; a wrong one ends the run. Attention: bench_attention.py;
+matrix-vector: bench_generate.py.
 """
 
 import argparse
@@ -131,8 +132,17 @@ def bf16(x):
     return ((x.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
 
 
+def require_right(error: float, what: str) -> None:
+    """SystemExit unless `error` is that of rounding: the rate of a wrong kernel says nothing. A NaN is wrong."""
+    if not error <= CHECKED:
+        raise SystemExit(f"error: {what} is off by {error:.1e}, wanted at most {CHECKED:.0e}; it is not timed")
+
+
 def case(device, kernels, kind, m, out, inner, rng, tile=None):
-    """(seconds, relative error on sampled rows) of one product; kind: ternary|ternary_t|f32|bf16|bf16_t."""
+    """(seconds, relative error on sampled rows) of one product; kind: ternary|ternary_t|f32|bf16|bf16_t.
+
+    SystemExit for a wrong one.
+    """
     store, transposed = kind.removesuffix("_t"), kind.endswith("_t")
     plan = Plan(device, kernels)
     terms, columns = (out, inner) if transposed else (inner, out)
@@ -169,6 +179,7 @@ def case(device, kernels, kind, m, out, inner, rng, tile=None):
     expected = x[some].astype(np.float64) @ (weight if transposed else weight.T)
     got = device.read(y)[some]
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+    require_right(error, f"{kind} product of {m} x {out} x {inner}, tile {tile or 'auto'}: y")
     elapsed = seconds(device, lambda: plan.run("run"))
     return elapsed, error
 
@@ -208,8 +219,7 @@ def bench_rows(device, kernels, shape, tokens):
     for name, record, sizes in ROW_KERNELS[shape](tokens):
         lab = Lab(Plan(device, kernels))
         error, worst = measure(Case(name, record, CHECKED, sizes), lab)
-        if not error <= CHECKED:
-            raise SystemExit(f"error: {name} {sizes}: {worst} is off by {error:.1e}; nothing is timed")
+        require_right(error, f"{name} {sizes}: {worst}")
         runs = [profile(lab.plan, lab.sections) for _ in range(5)]
         for kind in runs[0]:
             elapsed, (_, count, _, nbytes) = min(run[kind][0] for run in runs), runs[0][kind]
@@ -234,7 +244,7 @@ def main():
     device = open_device(args.device)
     kernels, rng = KernelCache(device), np.random.default_rng(0)
     print(device.name, device.driver)
-    end = time.time() + args.warmup
+    end, rates = time.time() + args.warmup, peaks(device)
     while time.time() < end:
         rates = peaks(device)
     print({k: f"{v / 1e12:.1f} T" for k, v in rates.items()})

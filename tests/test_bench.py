@@ -1,8 +1,9 @@
-"""What the benchmarks write down: one table, whose columns no run changes."""
+"""What the benchmarks write down, one table whose columns no run changes; and that a wrong kernel is not timed."""
 
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -14,6 +15,14 @@ def bench_train(monkeypatch):
     import bench_train
 
     return bench_train
+
+
+@pytest.fixture
+def bench_ops(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import bench_ops
+
+    return bench_ops
 
 
 def test_the_table_has_the_columns_that_are_written(bench_train):
@@ -35,3 +44,30 @@ def test_a_row_goes_under_its_columns_whatever_its_order(bench_train, tmp_path):
         {"date": "2000-01-01", "ms": "1.5"},
         {"date": "2000-01-02", "adapter": "a, b", "peer_float32_gib": "3"},
     ]
+
+
+@pytest.mark.parametrize("kind", ["ternary", "ternary_t", "bf16", "bf16_t", "f32"])
+def test_a_right_product_is_timed_and_a_wrong_one_is_not(bench_ops, monkeypatch, device, kernels, kind):
+    right, timed = bench_ops.matmul, []
+    monkeypatch.setattr(bench_ops, "seconds", lambda device, run: timed.append(kind) or 1.0)
+
+    def case():
+        return bench_ops.case(device, kernels, kind, 32, 64, 64, np.random.default_rng(0))
+
+    assert case()[1] <= bench_ops.CHECKED and timed == [kind]
+    monkeypatch.setattr(bench_ops, "matmul", lambda *args, **kwargs: right(*args, **kwargs, alpha=1.0001))
+    with pytest.raises(SystemExit, match=f"{kind} product of 32 x 64 x 64.* is off by 1.0e-04"):
+        case()
+    assert timed == [kind]
+
+
+def test_a_product_of_nan_is_wrong(bench_ops):
+    with pytest.raises(SystemExit, match="off by nan"):
+        bench_ops.require_right(float("nan"), "y")
+
+
+def test_without_a_warmup_there_are_ceilings_too(bench_ops, monkeypatch, capsys):
+    monkeypatch.setattr(bench_ops, "seconds", lambda device, run: 1.0)
+    monkeypatch.setattr("sys.argv", ["bench_ops.py", "--warmup", "0", "--kinds"])
+    bench_ops.main()
+    assert "'fma_loop': " in capsys.readouterr().out
