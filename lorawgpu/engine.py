@@ -90,7 +90,7 @@ class Engine:
         self.adapter = self._adapter(layout, tensors) if layout else None
         self._plans = {}
         if optimizer:
-            self.plan("train", options.capacity)  # the largest first: later plans reuse its buffers
+            self.plan("train", options.capacity)
         self._window = self._record_window()  # its watch id comes last: a bad tensor is named before the bad norm
 
     def _adapter(self, layout, tensors) -> AdapterBuffers:
@@ -123,11 +123,14 @@ class Engine:
     def plan(self, kind: str, rows: int) -> Recorded:
         """The plan of `kind` ("train", "eval" or "logits") for `rows` rows, recorded on first use.
 
+        The first of an engine is one of its capacity: smaller ones find its buffers, larger ones would not.
         ValueError when `rows` is beyond the capacity that the engine was made for.
         """
         if rows > self.options.capacity:
             raise ValueError(f"{rows} rows exceed the capacity of {self.options.capacity}")
         if (kind, rows) not in self._plans:
+            if not self._plans and rows < self.options.capacity:
+                self.plan(kind, self.options.capacity)
             self.work.rewind()
             plan = Plan(self.device, self.kernels, self.options.flops_per_submit)
             c = self._context(plan, rows, kind == "train")
@@ -197,8 +200,8 @@ class Engine:
         return [self._window, *(recorded.plan for recorded in self._plans.values())]
 
     def flops(self, batch: MicroBatch) -> float:
-        """Floating-point operations of `train` on this micro-batch."""
-        return self.plan("train", batch.capacity).flops(batch.targets)
+        """Floating-point operations of `train` on this micro-batch: none without targets."""
+        return self.plan("train", batch.capacity).flops(batch.targets) if batch.targets else 0.0
 
     # Replaying
 

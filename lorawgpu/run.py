@@ -189,7 +189,8 @@ def model_digest(checkpoint: Checkpoint) -> str:
 
 
 def build_engine(run: Run, device, kernels: KernelCache | None = None) -> Engine:
-    """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that.
+    """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that, up to
+    26 MiB that the sums in parts of a smaller plan may need.
 
     On a dry device no weight is read. DeviceError when it does not fit, naming the settings that would.
     """

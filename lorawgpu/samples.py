@@ -1,8 +1,10 @@
 """The answers to `sample_prompts` while a model trains, always the likeliest token, for the log and the report."""
 
 from .engine import Engine
-from .errors import UserError
+from .errors import CheckFailed, UserError
 from .generation.decoder import Decoder
+from .generation.generator import Generator
+from .generation.sampling import Sampling
 from .generation.text import Prompts
 from .run import Run
 
@@ -30,19 +32,17 @@ class Samples:
             raise UserError(f"one of sample_prompts has {longest} tokens, the model's context is {limit}: shorten it")
         context = min(longest + TOKENS, limit)
         self.decoder = Decoder(engine.device, engine.model, engine.adapter, context=context, kernels=engine.kernels)
+        self.decoder.prepare()  # a plan of the memory counts it
 
     def answers(self) -> list[dict[str, str]]:
-        """One {"prompt", "text"} a prompt; waits for the GPU at every token."""
+        """One {"prompt", "text"} a prompt; the text says so where a value was not finite."""
         return [{"prompt": p, "text": self._answer(ids)} for p, ids in zip(self.prompts, self.ids, strict=True)]
 
     def _answer(self, prompt: list[int]) -> str:
-        self.decoder.start([prompt])
-        answer, room = [], self.decoder.context - len(prompt)
-        while len(answer) < min(TOKENS, room):
-            token = int(self.decoder.read_logits(1)[0].argmax())
-            if token in self.ends:
-                break
-            answer.append(token)
-            self.decoder.extend([[token]])
+        try:
+            chosen = Generator(self.decoder, self.ends).stream([prompt], Sampling(), TOKENS)
+            answer = [token for _, token in chosen]
+        except CheckFailed as error:
+            return f"(no answer: {error})"
         text = self.words.tokenizer.decode(answer, skip_special=True)
         return text if self.words.template is None else text.strip()  # the answer's first word brings its blank along

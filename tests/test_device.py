@@ -133,14 +133,13 @@ def test_a_driver_that_refuses_is_a_device_error():
         Device(broken, "why", dict(DEFAULT_LIMITS))
 
 
-def test_memory_is_counted_by_kind_with_its_peak():
+def test_memory_is_counted_by_kind():
     memory = Memory(1000)
-    memory.add("weights", 600, "a")
-    memory.add("activations", 300, "b")
-    assert memory.held == {"weights": 600, "activations": 300} and memory.total == memory.peak == 900
+    memory.add("weights", 600)
+    memory.add("activations", 300)
+    assert memory.held == {"weights": 600, "activations": 300} and memory.total == 900
     with pytest.raises(DeviceError, match="out of GPU memory: logits needs 101 bytes, 900 of 1,000 are in use"):
-        memory.add("activations", 101, "logits")
-    assert memory.total == 900
+        memory.check(101, "logits")
 
 
 def test_a_budget_stops_what_the_adapter_would_grant():
@@ -150,9 +149,31 @@ def test_a_budget_stops_what_the_adapter_would_grant():
         device.tensor((1_000_000,), label="huge")
 
 
-def test_a_buffer_beyond_the_limits_is_named(device):
-    with pytest.raises(DeviceError, match="everything needs a buffer of .* lower sequence_len or micro_batch_size"):
-        device.buffer(1 << 42, "everything", "other")
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [
+        ("activations", "lower sequence_len or micro_batch_size"),
+        ("optimizer", "lower lora_r, or name fewer lora_target_modules"),
+        ("kv cache", "shorten the context"),
+        ("weights", "take a smaller model or another device"),
+    ],
+)
+def test_a_buffer_beyond_the_limits_is_named_with_its_cure(device, kind, cure):
+    held = device.memory.total
+    with pytest.raises(DeviceError, match=f"everything needs a buffer of .*: {cure}"):
+        device.buffer(1 << 42, "everything", kind)
+    assert device.memory.total == held
+
+
+def test_a_buffer_that_is_refused_is_not_counted(device, monkeypatch):
+    def refuse(**_):
+        raise RuntimeError("no room")
+
+    held = device.memory.total
+    monkeypatch.setattr(device, "wgpu", SimpleNamespace(create_buffer=refuse))
+    with pytest.raises(DeviceError, match="out of GPU memory: everything needs 64 bytes: no room"):
+        device.buffer(64, "everything", "other")
+    assert device.memory.total == held
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint32, np.int32, np.float16, np.uint16])
@@ -244,5 +265,5 @@ def test_who_named_the_device_is_said(monkeypatch):
 def test_bytes_are_counted_in_plain_integers():
     """Shapes computed with NumPy must not leak its integers into metrics, which are JSON."""
     memory = Memory()
-    memory.add("other", np.int64(8), "a tensor")
-    assert type(memory.held["other"]) is int and type(memory.peak) is int
+    memory.add("other", np.int64(8))
+    assert type(memory.held["other"]) is int

@@ -116,6 +116,14 @@ def test_a_mute_micro_batch_in_a_window_adds_nothing(dense):
     assert loss == other and all(np.array_equal(g, with_mute[name]) for name, g in grads.items())
 
 
+def test_a_mute_micro_batch_counts_no_operations_and_records_no_plan(dense):
+    engine = dense.engine()
+    mute = flatten([replace(s, labels=np.full_like(s.labels, -100)) for s in random_samples((9, 4))], 32)
+    plans = len(engine.plans())
+    assert engine.flops(mute) == 0 and len(engine.plans()) == plans
+    assert engine.flops(flatten(random_samples((9,)), 64)) > 0
+
+
 def test_split_submits_change_no_bit(dense):
     loss, grads = gradients(dense.engine(), window())
     other_loss, other = gradients(dense.engine(flops_per_submit=1e4), window())
@@ -127,6 +135,15 @@ def test_small_plans_use_the_buffers_of_the_large(dense, device):
     held = device.memory.held["activations"]
     for capacity in (64, 32, 16):
         gradients(engine, [flatten(random_samples((9,)), capacity)])
+        engine.evaluate(flatten(random_samples((9,)), capacity))
+    assert device.memory.held["activations"] == held
+
+
+def test_without_an_optimizer_the_largest_plan_comes_first_too(dense, device, kernels):
+    engine = Engine(device, dense.model, Options(128, 64), kernels=kernels)
+    engine.evaluate(flatten(random_samples((9,)), 16))
+    held = device.memory.held["activations"]
+    for capacity in (64, 128, 32):
         engine.evaluate(flatten(random_samples((9,)), capacity))
     assert device.memory.held["activations"] == held
 

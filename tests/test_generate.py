@@ -213,6 +213,27 @@ def test_nothing_is_created_while_tokens_are_made(dense):
     assert diagnostics() == before
 
 
+def test_once_prepared_nothing_is_allocated(dense):
+    run = decoder(dense, dense.adapter)
+    run.prepare()
+    held = dict(dense.device.memory.held)
+    for length in (2, 9, 40):
+        answers(run, [[1] * length])
+    del held["plan"], (now := dict(dense.device.memory.held))["plan"]
+    assert now == held
+
+
+def test_fewer_sequences_than_were_begun_go_on(dense):
+    """Each as if it were alone; the others wait."""
+    run = decoder(dense, dense.adapter, 2)
+    run.start([[1, 2, 3], [4, 5]], streams=[7, 8])
+    run.extend([[6]])
+    alone = decoder(dense, dense.adapter)
+    alone.start([[1, 2, 3]])
+    alone.extend([[6]])
+    assert np.array_equal(run.read_logits(1), alone.read_logits(1))
+
+
 def test_a_token_takes_few_dispatches(case):
     """Each costs more than its arithmetic where a layer is small: 14 a layer, and what begins and ends a step."""
     run = decoder(case, case.adapter)

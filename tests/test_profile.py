@@ -1,8 +1,11 @@
 """GPU time by timestamps: of each record alone, and of whole passes while plans run."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from lorawgpu.gpu import Plan
+from lorawgpu.gpu import profile as module
 from lorawgpu.gpu.profile import Clock, profile
 
 COUNT = 70_000  # elements of each clear: some time, in one dispatch
@@ -21,6 +24,18 @@ def cleared(plan, device):
 def test_kinds_leave_out_the_layer_and_count_what_moves(cleared):
     seconds, count, flops, nbytes = profile(cleared, ["a", "b"])["clear:main"]
     assert seconds > 0 and (count, flops, nbytes) == (2, 0, 2 * 4 * COUNT)
+
+
+def test_a_tick_need_not_be_a_nanosecond(cleared, monkeypatch):
+    """On AMD and Intel it is not. Three passes of the same work: the clock that is told of ticks ten million times as
+    long must say so."""
+    cleared.run("a")
+    (plain, *_), slow = (
+        profile(cleared, ["a"])["clear:main"],
+        SimpleNamespace(wgpuQueueGetTimestampPeriod=lambda _: 1e7),
+    )
+    monkeypatch.setattr(module, "lib", slow)
+    assert profile(cleared, ["a"])["clear:main"][0] > 1e4 * plain
 
 
 def test_a_clock_counts_every_pass_and_lets_go_of_its_plans(cleared, device):

@@ -266,7 +266,7 @@ def test_sample_prompts_without_a_tokenizer_are_refused(tmp_path, capsys, train_
 
 
 def test_sample_prompts_stay_within_the_context(tmp_path, lab, capsys, train_main):
-    """A prompt of 155 tokens leaves 5 of a model's 160 positions for its answer, one of 160 none."""
+    """A prompt of 155 tokens leaves 5 of a model's 160 positions for its answer, whose last token needs none."""
     model = byte_model(tmp_path / "model")
     config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 160}
     (model / "config.json").write_text(json.dumps(config))
@@ -275,7 +275,19 @@ def test_sample_prompts_stay_within_the_context(tmp_path, lab, capsys, train_mai
     assert trainer.samples.decoder.context == 160
     assert trainer.train() == 0
     (logged,) = (r["samples"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "samples" in r)
-    assert len(logged[0]["text"]) <= 5
+    assert len(logged[0]["text"]) == 6
     asked["output_dir"] = str(tmp_path / "other")
     assert train_main([str(write_config(tmp_path, sample_prompts=["a" * 160], **asked))]) == 2
     assert "one of sample_prompts has 160 tokens, the model's context is 160: shorten it" in capsys.readouterr().err
+
+
+def test_a_sample_that_is_not_finite_says_so_and_the_next_is_answered(tmp_path, lab):
+    model = byte_model(tmp_path / "model")
+    trainer = lab.trainer(write_config(tmp_path, base_model=str(model), eval_steps=2, sample_prompts=["hello"]))
+    engine, samples = trainer.engine, trainer.samples
+    healthy, params = samples.answers(), engine.device.read(engine.adapter.params)
+    engine.device.write(engine.adapter.params, np.full_like(params, np.nan))
+    (sick,) = samples.answers()
+    assert sick["text"].startswith("(no answer: the model computed a value that is not finite, first in layers.0")
+    engine.device.write(engine.adapter.params, params)
+    assert samples.answers() == healthy

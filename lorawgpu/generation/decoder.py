@@ -85,6 +85,8 @@ class Decoder:
 
     def _prefill_plan(self, rows: int) -> Plan:
         if rows not in self._prefills:
+            if not self._prefills and rows < self.prefill_rows:
+                self._prefill_plan(self.prefill_rows)  # the largest first: later plans reuse its buffers
             self.work.rewind()
             plan = Plan(self.device, self.kernels, flops_per_submit(first_rate(self.device), PREFILL_MS))
             with plan.section("forward"):
@@ -123,6 +125,11 @@ class Decoder:
         linear_forward(c.plan, logits, n, self.model.head, rows=c.rows)
 
     # Running
+
+    def prepare(self) -> None:
+        """Record what one sequence needs, so that nothing is left to be allocated when it is asked."""
+        self._prefill_plan(self.prefill_rows)
+        self.step_plan(1)
 
     def start(self, prompts: Sequence[Sequence[int]], streams: Sequence[int] | None = None, reuse: bool = False):
         """Begin the first len(prompts) sequences anew; then as `extend`. `streams`: their streams of random numbers.
@@ -175,7 +182,7 @@ class Decoder:
         position = np.array([len(held) - 1 for held in self.held[:count]])
         first = np.arange(count) * self.cache.span
         values = {"ids": [held[-1] for held in self.held[:count]], "position": position, "slot": first + position}
-        values |= {"kv_start": first, "end": first + self.context, "stream": self.streams}
+        values |= {"kv_start": first, "end": first + self.context, "stream": self.streams[:count]}
         state = np.zeros((len(FIELDS), STRIDE), np.int32)
         for name, array in values.items():
             state[FIELDS.index(name), :count] = array

@@ -31,7 +31,12 @@ DEFAULT_LIMITS = {
 }
 # Larger matrices need fewer splits, so these two follow the adapter.
 ADAPTER_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size")
-OPTIONAL_FEATURES = ("timestamp-query", "timestamp-query-inside-passes")
+OPTIONAL_FEATURES = ("timestamp-query",)
+CURES = {  # of a buffer that is too large, by its kind
+    **dict.fromkeys(("activations", "step"), "lower sequence_len or micro_batch_size"),
+    **dict.fromkeys(("adapter", "optimizer"), "lower lora_r, or name fewer lora_target_modules"),
+    "kv cache": "shorten the context",
+}
 BINDING_CEILING = (2 << 30) - 4  # naga indexes in u32 bytes; some drivers misbehave beyond
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
@@ -94,19 +99,20 @@ def device_errors():
 
 @dataclass
 class Memory:
-    """GPU bytes held by buffers, by kind, and their peak."""
+    """GPU bytes handed out so far, by kind: while a run lasts nothing is given back."""
 
     budget: int | None = None
     held: dict = field(default_factory=dict)
-    peak: int = 0
 
-    def add(self, kind: str, nbytes: int, label: str):
+    def check(self, nbytes: int, label: str):
+        """DeviceError when so many more bytes are beyond the budget."""
         if self.budget is not None and self.total + nbytes > self.budget:
             raise DeviceError(
                 f"out of GPU memory: {label} needs {nbytes:,} bytes, {self.total:,} of {self.budget:,} are in use"
             )
+
+    def add(self, kind: str, nbytes: int):
         self.held[kind] = self.held.get(kind, 0) + int(nbytes)  # a shape may hold NumPy integers, which JSON refuses
-        self.peak = max(self.peak, self.total)
 
     @property
     def total(self) -> int:
@@ -156,10 +162,12 @@ class Device:
         if nbytes > self.limits["max-buffer-size"]:
             raise DeviceError(
                 f"{label} needs a buffer of {nbytes:,} bytes; {self.name} allows "
-                f"{self.limits['max-buffer-size']:,}: lower sequence_len or micro_batch_size"
+                f"{self.limits['max-buffer-size']:,}: {CURES.get(kind, 'take a smaller model or another device')}"
             )
-        self.memory.add(kind, nbytes, label)
-        return self._create(nbytes, label, usage)
+        self.memory.check(nbytes, label)
+        buffer = self._create(nbytes, label, usage)
+        self.memory.add(kind, nbytes)
+        return buffer
 
     def _create(self, nbytes: int, label: str, usage):
         try:

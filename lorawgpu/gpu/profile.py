@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 import wgpu
+from wgpu.backends.wgpu_native import lib
 
 BATCH = 1024  # records measured between two read-backs: a query set holds 4096 stamps
 
@@ -45,11 +46,13 @@ class _Stamps:
         return encoder.begin_compute_pass(timestamp_writes={"query_set": self.queries, **writes})
 
     def read(self, count: int) -> np.ndarray:
-        """Begin and end of the first `count` passes, in nanoseconds: uint64 [count, 2]. Waits for the GPU."""
+        """Begin and end of the first `count` passes, seconds from the first on: float64 [count, 2]. Waits."""
         encoder = self.device.wgpu.create_command_encoder()
         encoder.resolve_query_set(self.queries, 0, 2 * count, self.buffer, 0)
         self.device.queue.submit([encoder.finish()])
-        return np.frombuffer(self.device.queue.read_buffer(self.buffer), np.uint64)[: 2 * count].reshape(-1, 2)
+        ticks = np.frombuffer(self.device.queue.read_buffer(self.buffer), np.uint64)[: 2 * count].astype(np.int64)
+        period = lib.wgpuQueueGetTimestampPeriod(self.device.queue._internal)  # nanoseconds a tick: not 1 everywhere
+        return (ticks - ticks[:1]).reshape(-1, 2) * (period * 1e-9)
 
 
 class Clock:
@@ -75,11 +78,11 @@ class Clock:
         """Seconds that the GPU worked, and seconds from its first pass to the end of its last. Ends the measurement."""
         for plan, outer in zip(self.plans, self._outer, strict=True):
             plan.begin_pass = outer
-        spans = self._stamps.read(self.count).astype(np.int64)
+        spans = self._stamps.read(self.count)
         ends = np.maximum.accumulate(spans[:, 1])
         idle = np.maximum(spans[1:, 0] - ends[:-1], 0).sum()
         total = ends[-1] - spans[0, 0]
-        return (total - idle) * 1e-9, total * 1e-9
+        return total - idle, total
 
 
 def _measure(device, records, stamps: _Stamps) -> np.ndarray:
@@ -91,5 +94,4 @@ def _measure(device, records, stamps: _Stamps) -> np.ndarray:
         compute.dispatch_workgroups(*r.grid)
         compute.end()
     device.queue.submit([encoder.finish()])
-    ticks = stamps.read(len(records))
-    return (ticks[:, 1] - ticks[:, 0]).astype(np.float64) * 1e-9
+    return np.diff(stamps.read(len(records)))[:, 0]
