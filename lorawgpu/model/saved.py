@@ -1,6 +1,6 @@
 """What the forward of a layer leaves for its backward."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ..gpu.tensor import Tensor
 from .adapter_layout import GROUPS
@@ -51,8 +51,3 @@ class Saved:
             gu=c.keep(2 * w.mlp, "gate_up"),
             h=take_h(c, layer),
         )
-
-    def give(self, c):
-        """Return all buffers but `x`."""
-        own = [getattr(self, f.name) for f in fields(self) if f.name not in ("x", "h")]
-        c.work.give(*(t for t in (*own, *self.h.values()) if t))

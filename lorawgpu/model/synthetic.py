@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ..gpu import Plan, padded
-from ..ops.checks import fold_elements
+from ..ops.checks import WG, fold_elements
 from ..ops.matmul import Segments
 from .adapter_layout import GROUPS
 from .config import ModelConfig, Rope
@@ -114,7 +114,7 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
     def fill(tensor, kind, scale):
         words = tensor.nbytes // 4
         grid = fold_elements(words, 1)
-        params = {"count": words, "stride": grid[0] * 256, "kind": KINDS[kind], "seed": next(seeds), "scale": scale}
+        params = {"count": words, "stride": grid[0] * WG, "kind": KINDS[kind], "seed": next(seeds), "scale": scale}
         plan.record("random", "main", grid, params=params, out=tensor)
 
     weights = [model.embedding] + [getattr(layer, group) for layer in model.layers for group in GROUPS]

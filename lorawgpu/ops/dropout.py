@@ -1,6 +1,6 @@
 """Dropout of the adapter path, its mask a hash. Equations: shaders/dropout.wgsl; the bits: reference/dropout.py."""
 
-from .checks import expect_rows, fold_elements
+from .checks import WG, expect_rows, fold_elements
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -23,7 +23,7 @@ def _record(plan, y, x, step, *, layer, module, rows, width, p, accumulate):
             "stream": layer * len(MODULES) + MODULES.index(module),
             "threshold": int(p * 2**32),
             "keep": 1.0 / (1.0 - p),
-            "stride": grid[0] * 256,
+            "stride": grid[0] * WG,
         },
     )
 

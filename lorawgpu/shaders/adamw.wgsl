@@ -11,7 +11,7 @@
 //                  p -= lr * m_scale * m / (sqrt(v) * v_scale + eps)
 // Grid of adamw: one thread for four elements. A bad step changes nothing. 1 - b1 and 1 - b2 come from float64.
 
-override WG: u32 = 256u;
+const WG: u32 = 256u;
 const SPAN = 16u; // vec4s a thread sums
 
 struct Params {

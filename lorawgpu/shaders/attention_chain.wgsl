@@ -12,7 +12,7 @@
 // kv heads); both softmaxes one workgroup a row: (rows, heads). Saved: lse.
 // uses: common/reduce.wgsl
 
-override WG: u32 = 256u;
+const WG: u32 = 256u;
 const TILE: u32 = 16u;
 
 struct Params { rows: u32, slots: u32, span: u32, heads: u32, group: u32, head_dim: u32, row_ld: u32, slot_ld: u32,

@@ -12,7 +12,7 @@
 //                   (whole, 2^-32 parts): exact, where compilers simplify the compensation out of a float sum.
 // A non-finite loss marks the step bad.
 
-override WG: u32 = 256u;
+const WG: u32 = 256u;
 const LOWEST = -3e38; // finite, so that LOWEST - LOWEST is 0 and not NaN
 
 struct Params { rows: u32, ld4: u32, V: u32, start: u32, count: u32, record_id: u32 }

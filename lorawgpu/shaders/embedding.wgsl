@@ -5,7 +5,7 @@
 // rows [row_start, row_start + part_rows), and a record writes only the tokens whose id lies there.
 // Grid: one thread for four columns. The table is frozen and nothing lies below it: no backward.
 
-override WG: u32 = 256u;
+const WG: u32 = 256u;
 override FORMAT: u32; // of the table: 0 f32, 1 bf16, 2 f16
 
 struct Params { rows: u32, ld4: u32, row_start: u32, part_rows: u32, scale: f32 }

@@ -9,7 +9,7 @@
 // Grid: one thread for four columns of m. Saved: gu. All float32: relu2 overflows f16.
 // A non-finite g or u marks the step bad here: max(NaN, 0) is 0.
 
-override WG: u32 = 256u;
+const WG: u32 = 256u;
 override SILU: bool; // else relu2
 
 struct Params { rows: u32, ld4: u32, record_id: u32 }

@@ -5,7 +5,7 @@
 // index, target_ids: (count); an i past their end has no target. Rows are unique: a plain store.
 // Grid: one thread for four columns of y.
 
-override WG: u32 = 256u;
+const WG: u32 = 256u;
 
 struct Params { rows: u32, ld4: u32, start: u32, count: u32, source_rows: u32 }
 

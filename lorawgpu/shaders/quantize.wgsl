@@ -14,7 +14,7 @@
 // A non-finite x marks the step bad here: rounding would turn NaN into a number.
 // Grid: one workgroup per row. Backward: straight through, dx = dv.
 
-override WG: u32 = 128u; // barriers of more threads cost more than the longer loop, most of all on a CPU adapter
+const WG: u32 = 128u; // barriers of more threads cost more than the longer loop, most of all on a CPU adapter
 
 struct Params { rows: u32, ld4: u32, C: f32, eps: f32, record_id: u32 }
 

@@ -5,7 +5,7 @@
 //   backward:  g = dy * weight;  dx = rstd * (g - x * rstd^2 * mean(g * x))
 // Grid: one workgroup per row. Saved: x, rstd. weight is frozen, so there is no dweight.
 
-override WG: u32 = 128u; // barriers of more threads cost more than the longer loop, most of all on a CPU adapter
+const WG: u32 = 128u; // barriers of more threads cost more than the longer loop, most of all on a CPU adapter
 override ACCUMULATE: bool = false; // backward: dx += instead of dx =
 
 struct Params { rows: u32, ld4: u32, C: f32, eps: f32 }
