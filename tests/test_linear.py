@@ -14,12 +14,12 @@ from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
 from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.model.tensors import Dense, Ternary
 from lorawgpu.model.weights import dense_weight, ternary_weight
-from lorawgpu.ops.dropout import MODULES, dropout_add, dropout_forward
+from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.lora import lora_back, lora_backward, lora_down, lora_dropout_back, lora_up
 from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.reference import lora as reference
-from lorawgpu.reference.dropout import dropout_mask, dropout_step_key
+from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
 from lorawgpu.reference.quantize import dequantize, quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..model.tensors import Dense
 from ..ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum, loss_value
-from ..ops.dropout import MODULES, dropout_add, dropout_forward
+from ..ops.dropout import dropout_add, dropout_forward
 from ..ops.embedding import embedding_forward
 from ..ops.gate import gate_backward, gate_forward
 from ..ops.gather import gather_backward, gather_forward
@@ -191,7 +191,7 @@ def adapter_dropout(lab, rows, width):
     at = {"layer": 2, "module": "v_proj", "rows": rows, "width": width, "p": p}
     dropout_forward(lab.plan, y.tensor, lab.padded(x), step, **at)
     dropout_add(lab.plan, total.tensor, lab.padded(x), step, **at)
-    want = x * dropout.dropout_mask(key, 2, MODULES.index("v_proj"), rows, width, p) / (1 - p)
+    want = x * dropout.dropout_mask(key, 2, dropout.MODULES.index("v_proj"), rows, width, p) / (1 - p)
     return lambda: {"y": (y.value, want), "added": (total.value, start + want)}
 
 

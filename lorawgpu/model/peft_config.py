@@ -9,8 +9,9 @@ from pathlib import Path
 
 from lorawgpu.errors import UserError
 from lorawgpu.model.files import brief, read_json_object
+from lorawgpu.reference.dropout import MODULES
 
-LINEAR_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # `all-linear`
+LINEAR_MODULES = MODULES  # `all-linear`
 
 # Say nothing about what the adapter computes, or only together with a key that is refused when it is set.
 _NO_EFFECT = {

@@ -1,6 +1,6 @@
 """The gradient norm and AdamW over the adapter's flat buffers. Equations: shaders/adamw.wgsl."""
 
-from .checks import WG, expect, fold, fold_elements
+from .checks import WG, expect, expect_state, fold, fold_elements
 
 GROUP = WG * 16 * 4  # elements that one workgroup of norm_partial sums: WG threads, SPAN vec4s each
 _NONE = {
@@ -29,7 +29,7 @@ def grad_norm(plan, norm, partials, grads, step, state, *, record_id):
     """
     expect("norm", norm, (1,))
     expect("partials", partials, (partial_count(g.size for g in grads),))
-    expect("state", state, (16,), "u32")
+    expect_state(state)
     first = 0
     for piece in grads:
         _expect_flat("grads", piece, piece.size)
@@ -66,7 +66,7 @@ def adamw_step(
     for name, tensor in (("weights", weights), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("grads", grads)):
         _expect_flat(name, tensor, weights.size)
     expect("norm", norm, (1,))
-    expect("state", state, (16,), "u32")
+    expect_state(state)
     params = _NONE | {
         "count4": weights.size // 4,
         "one_minus_beta1": 1.0 - beta1,

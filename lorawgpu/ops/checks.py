@@ -3,6 +3,7 @@
 from ..gpu import Tensor, padded
 
 WG = 256  # threads a workgroup of the element-wise kernels
+STATE_WORDS = 16  # of the `state` buffer; what they hold: shaders/window.wgsl
 
 
 def expect(name: str, tensor: Tensor, shape: tuple, *dtypes: str):
@@ -15,6 +16,11 @@ def expect(name: str, tensor: Tensor, shape: tuple, *dtypes: str):
             f"{name} ({tensor.label}): got {tensor.dtype} {list(tensor.shape)}, "
             f"wanted {' or '.join(dtypes)} {list(shape)}, first axis at least that long"
         )
+
+
+def expect_state(state: Tensor):
+    """Check the buffer of ops.window.state_buffer."""
+    expect("state", state, (STATE_WORDS,), "u32")
 
 
 def expect_rows(rows: int, width: int, **tensors: Tensor) -> int:

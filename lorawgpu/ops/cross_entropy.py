@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..gpu import padded
-from .checks import expect, fold
+from .checks import expect, expect_state, fold
 
 
 def cross_entropy_forward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id):
@@ -43,7 +43,7 @@ def _record(plan, entry, losses, logits, target_ids, state, start, rows, vocab, 
     expect("logits", logits, (rows, padded(vocab)))
     expect("target_ids", target_ids, (1,), "i32")
     expect("losses", losses, target_ids.shape)
-    expect("state", state, (16,), "u32")
+    expect_state(state)
     plan.record(
         "cross_entropy",
         entry,

@@ -1,8 +1,7 @@
 """Dropout of the adapter path, its mask a hash. Equations: shaders/dropout.wgsl; the bits: reference/dropout.py."""
 
+from ..reference.dropout import MODULES
 from .checks import WG, expect_rows, fold_elements
-
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def _record(plan, y, x, step, *, layer, module, rows, width, p, accumulate):

@@ -1,7 +1,7 @@
 """Gating of the feed-forward middle. Equations and layout: shaders/gate.wgsl."""
 
 from ..gpu import padded
-from .checks import expect, expect_rows, fold_elements
+from .checks import expect, expect_rows, expect_state, fold_elements
 
 SILU = {"silu": True, "relu2": False}
 
@@ -10,7 +10,7 @@ def gate_forward(plan, m, gu, state, *, rows, width, act, record_id):
     """m [rows, width] = act(g) * u; gu [rows, 2 * padded(width)] holds g, then u. act: "silu" or "relu2"."""
     ld = expect_rows(rows, width, m=m)
     expect("gu", gu, (rows, 2 * ld))
-    expect("state", state, (16,), "u32")
+    expect_state(state)
     plan.record(
         "gate",
         "forward",

@@ -4,7 +4,7 @@ Its backward is the identity (straight through), so there is none; the norm's is
 """
 
 from ..gpu import padded
-from .checks import expect, expect_rows, fold
+from .checks import expect, expect_rows, expect_state, fold
 
 
 def quantize_forward(plan, xq, qscale, x, state, *, rows, width, record_id):
@@ -48,4 +48,4 @@ def rmsnorm_quantize_forward(plan, y, rstd, xq, qscale, x, weight, state, *, row
 def expect_quantised(xq, qscale, state, rows, ld):
     expect("xq", xq, (rows, ld // 4), "u32")
     expect("qscale", qscale, (rows, 2), "u32", "f32")
-    expect("state", state, (16,), "u32")
+    expect_state(state)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..gpu import Device, Tensor
-from .checks import expect
+from .checks import STATE_WORDS, expect, expect_state
 
-STATE_WORDS = 16
 NO_RECORD = 0xFFFFFFFF
 
 
@@ -48,11 +47,11 @@ def pack_state(state: State) -> np.ndarray:
 def begin_window(plan, state, total):
     """Clear this window's bad flag and the loss total u32 [2] (`ops.cross_entropy.loss_sum`); gradients: plan.clear."""
     expect("total", total, (2,), "u32")
-    expect("state", state, (STATE_WORDS,), "u32")
+    expect_state(state)
     plan.record("window", "begin", (1,), total=total, state=state)
 
 
 def end_window(plan, state):
     """Count this window, and whether it was bad; after the optimizer."""
-    expect("state", state, (STATE_WORDS,), "u32")
+    expect_state(state)
     plan.record("window", "end", (1,), state=state)

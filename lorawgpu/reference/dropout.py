@@ -14,6 +14,7 @@ two streams would be the same mask up to a permutation of the elements. `mix` is
 
 import numpy as np
 
+# The linears of a layer, of which `all-linear` means all. Their order is part of the mask: a change moves its bits.
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 START = (0x243F6A88, 0x85A308D3)  # first digits of pi: any two different words do
 
