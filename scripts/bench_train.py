@@ -1,10 +1,11 @@
 """Time training steps at a model's real shape, with random weights made on the device.
 
-    python scripts/bench_train.py --shape bitnet-2b --tokens 4096 --seq 512 [--checkpointing] [--peer] [--profile]
+    python scripts/bench_train.py --shape bitnet-2b [--tokens N] [--checkpointing] [--profile] [--peer float32 bfloat16]
 
 LoRA r=16 on all seven projections, AdamW, clip, every token a target. Prints the median step, tokens/s, peak GPU bytes
 (counted by us), encode time, and with --profile the GPU time by kind of kernel beside what it must do at least.
---peer runs transformers + PEFT on the same card in the same run. --csv appends the result to benchmarks/results.csv.
+--peer runs transformers + PEFT on the same card in the same run, in each of those dtypes. --csv appends the result to
+benchmarks/results.csv.
 """
 
 import argparse
@@ -108,7 +109,7 @@ def ours(args, config):
         "seconds": step_seconds,
         "encode": encode,
         "waits": 1 - busy / span,
-        "peak_gib": device.memory.peak / 2**30,
+        "peak_gib": device.memory.total / 2**30,
         "memory": device.memory.held,
         "device": device,
         "losses": losses,
@@ -205,7 +206,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to time")
     parser.add_argument("--device")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--peer", nargs="*", choices=["float32", "bfloat16"])
+    parser.add_argument("--peer", nargs="+", default=[], choices=["float32", "bfloat16"])
     parser.add_argument("--csv", action="store_true")
     parser.add_argument("--commit", help="default: git's")
     args = parser.parse_args()
@@ -235,7 +236,7 @@ def main():
         "encode_ms": round(result["encode"] * 1e3, 2),
         "gpu_waits": round(result["waits"], 3),
     }
-    for dtype in args.peer if args.peer is not None else []:
+    for dtype in args.peer:
         seconds, peak = peer(args, config, dtype)
         print(
             f"transformers + PEFT {dtype}: {seconds * 1e3:.1f} ms a step, {args.tokens / seconds:,.0f} tok/s, "

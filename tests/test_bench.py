@@ -71,3 +71,10 @@ def test_without_a_warmup_there_are_ceilings_too(bench_ops, monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", ["bench_ops.py", "--warmup", "0", "--kinds"])
     bench_ops.main()
     assert "'fma_loop': " in capsys.readouterr().out
+
+
+def test_a_peer_has_a_dtype(bench_train, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench_train.py", "--peer"])
+    with pytest.raises(SystemExit):
+        bench_train.main()
+    assert "--peer: expected at least one argument" in capsys.readouterr().err
