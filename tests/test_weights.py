@@ -4,11 +4,16 @@ from copy import copy
 
 import numpy as np
 import pytest
+from golden_case import GOLDEN
 from oplab import normal
 
-from lorawgpu.gpu import padded
+from lorawgpu.gpu import open_dry_device, padded
+from lorawgpu.model.adapter_layout import GROUPS
+from lorawgpu.model.layers import load_model
+from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.model.synthetic import outline
 from lorawgpu.model.tensors import Dense, Ternary
-from lorawgpu.model.weights import codes, dense_weight, pack_blocks, ternary_weight
+from lorawgpu.model.weights import codes, dense_weight, empty_parts, pack_blocks, ternary_weight
 from lorawgpu.reference.ternary import ternary_pack
 
 
@@ -96,3 +101,30 @@ def test_no_part_exceeds_a_binding(device):
     limit = 5000
     weight = dense_weight(limited(device, limit), [Dense(normal(200, 16), "f32")], "w")
     assert max(p.tensor.nbytes for p in weight.parts) <= limit and len(weight.parts) > 1
+
+
+def test_ternary_parts_of_a_real_width():
+    """128 MiB hold 52,428 lines of 2,560 bytes, in whole lots of 16 lines of four rows."""
+    device = open_dry_device(limits="webgpu")
+    parts = empty_parts(device, 300_000, 2560, "ternary", "w")
+    assert [(p.start, p.stop) for p in parts] == [(0, 209_664), (209_664, 300_000)]
+    assert [p.tensor.shape for p in parts] == [(52_416, 640), (22_584, 640)]
+
+
+@pytest.mark.parametrize("case", ["bitnet_packed", "llama_dense"])
+@pytest.mark.parametrize("binding", [1 << 20, 1000])
+def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
+    checkpoint = open_checkpoint(str(GOLDEN / case))
+    loaded = load_model(limited(device, binding), checkpoint)
+    outlined = outline(limited(open_dry_device(), binding), checkpoint)
+    assert cuts(outlined) == cuts(loaded)
+    assert (max(len(parts) for parts in cuts(loaded).values()) > 3) == (binding == 1000)
+
+
+def cuts(model) -> dict:
+    """Every weight's parts, by name."""
+    weights = {f"{layer.index}.{group}": getattr(layer, group) for layer in model.layers for group in GROUPS}
+    return {
+        name: [(p.start, p.stop, p.tensor.shape, p.tensor.dtype, p.tensor.label) for p in weight.parts]
+        for name, weight in (weights | {"embedding": model.embedding, "head": model.head}).items()
+    }

@@ -9,9 +9,8 @@ from .adapter_layout import GROUPS
 from .config import ModelConfig, Rope
 from .layers import NORMS, Layer, Model
 from .tensors import EMBEDDING, HEAD, Checkpoint
-from .weights import Part, Weight
+from .weights import Weight, empty_parts
 
-PER_WORD = {"f32": 1, "bf16": 2, "f16": 2}  # elements in four bytes
 KINDS = {"ternary": 0, "bf16": 1, "f32": 2, "one": 3}
 
 
@@ -61,15 +60,9 @@ def empty_model(device, config: ModelConfig, store_of: Callable[[list[str]], str
         rows, columns = sum(padded(w) for w in widths), padded(columns)
         ends = tuple(sum(padded(w) for w in widths[: i + 1]) for i in range(len(widths)))
         store = "ternary" if ternary else store_of(names)
-        line, dtype = (columns // 4, "u32") if ternary else (columns * 4 // PER_WORD[store], store)
-        step = device.max_binding // line // 16 * 16
-        parts = []
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            shape = ((stop - start) // 4, columns // 4) if ternary else (stop - start, columns)
-            parts.append(Part(start, stop, device.tensor(shape, dtype, f"{label}[{start}:]", "weights")))
+        parts = empty_parts(device, rows, columns, store, label)
         scales = (columns**-0.5,) * len(widths) if ternary else (1.0,) * len(widths)
-        return Weight(rows, columns, store, Segments(ends, scales), tuple(parts), ternary)
+        return Weight(rows, columns, store, Segments(ends, scales), parts, ternary)
 
     def norm(width):
         return device.tensor((padded(width),), label="norm", kind="weights")

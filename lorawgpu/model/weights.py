@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..gpu.tensor import PAD, Tensor, padded
+from ..gpu.tensor import DTYPES, PAD, Tensor, padded
 from ..ops.matmul import Segments
 
 
@@ -67,18 +67,26 @@ def pad_vector(vector: np.ndarray) -> np.ndarray:
     return np.pad(vector, (0, padded(len(vector)) - len(vector)))
 
 
-def _upload_rows(device, blocks: list, rows_per_line: int, dtype: str, label: str) -> tuple:
-    """Upload stacked row blocks, cut into parts that fit one binding each. A line is `rows_per_line` matrix rows."""
-    line_bytes = blocks[0].shape[1] * blocks[0].itemsize
-    step = max(PAD // rows_per_line, device.max_binding // line_bytes // PAD * PAD)
-    total = sum(len(b) for b in blocks)
-    tensors = [
-        device.tensor(
-            (min(step, total - start), blocks[0].shape[1]), dtype, f"{label}[{start * rows_per_line}:]", "weights"
-        )
-        for start in range(0, total, step)
-    ]
-    at = 0
+def empty_parts(device, rows: int, columns: int, store: str, label: str) -> tuple:
+    """The parts of a weight, zeroed: `rows` x `columns` (padded) cut by rows, each within one binding.
+
+    A line of the stored array is one row, of a ternary store four. Where parts end is part of the result's bits: a
+    transposed product adds them one after another.
+    """
+    per_line, dtype = (4, "u32") if store == "ternary" else (1, store)
+    width = columns // per_line  # of a line in elements: a ternary one is a word for 4 x 4 codes
+    line_bytes = width * np.dtype(DTYPES[dtype]).itemsize
+    step = per_line * max(PAD // per_line, device.max_binding // line_bytes // PAD * PAD)
+    spans = [(start, min(start + step, rows)) for start in range(0, rows, step)]
+    return tuple(
+        Part(start, stop, device.tensor(((stop - start) // per_line, width), dtype, f"{label}[{start}:]", "weights"))
+        for start, stop in spans
+    )
+
+
+def _fill(device, parts: tuple, blocks: list):
+    """Write stacked blocks of lines into `parts`, which they fill."""
+    step, line_bytes, at = parts[0].tensor.shape[0], blocks[0].shape[1] * blocks[0].itemsize, 0
     for block in blocks:
         for line in range(0, len(block), step):
             piece = block[line : line + step]
@@ -86,12 +94,9 @@ def _upload_rows(device, blocks: list, rows_per_line: int, dtype: str, label: st
                 part, offset = divmod(at, step)
                 count = min(len(piece), step - offset)
                 device.queue.write_buffer(
-                    tensors[part].buffer, offset * line_bytes, np.ascontiguousarray(piece[:count])
+                    parts[part].tensor.buffer, offset * line_bytes, np.ascontiguousarray(piece[:count])
                 )
                 piece, at = piece[count:], at + count
-    starts = [i * step * rows_per_line for i in range(len(tensors))]
-    stops = [*starts[1:], total * rows_per_line]
-    return tuple(Part(a, b, t) for a, b, t in zip(starts, stops, tensors, strict=True))
 
 
 def dense_weight(device, matrices: list, label: str) -> Weight:
@@ -101,16 +106,18 @@ def dense_weight(device, matrices: list, label: str) -> Weight:
     """
     dtype = matrices[0].dtype if len({m.dtype for m in matrices}) == 1 else "f32"
     blocks = [pad_matrix(m.data if m.dtype == dtype else m.float32()) for m in matrices]
-    parts = _upload_rows(device, blocks, 1, dtype, label)
     ends = tuple(np.cumsum([len(b) for b in blocks]).tolist())
+    parts = empty_parts(device, ends[-1], blocks[0].shape[1], dtype, label)
+    _fill(device, parts, blocks)
     return Weight(ends[-1], blocks[0].shape[1], dtype, Segments(ends, (1.0,) * len(ends)), parts)
 
 
 def ternary_weight(device, matrices: list, label: str) -> Weight:
     """Stack ternary matrices (`tensors.Ternary`) by rows."""
     blocks = [pack_blocks(codes(m)) for m in matrices]
-    parts = _upload_rows(device, blocks, 4, "u32", label)
     ends = tuple((4 * np.cumsum([len(b) for b in blocks])).tolist())
+    parts = empty_parts(device, ends[-1], 4 * blocks[0].shape[1], "ternary", label)
+    _fill(device, parts, blocks)
     segments = Segments(ends, tuple(float(m.scale) for m in matrices))
     return Weight(ends[-1], 4 * blocks[0].shape[1], "ternary", segments, parts, int8_input=True)
 
