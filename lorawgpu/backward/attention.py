@@ -5,8 +5,7 @@ from functools import partial
 from ..ops.attention import attention_backward
 from ..ops.rmsnorm import rmsnorm_backward
 from ..ops.rope import rope_backward
-from .linear import project_backward
-from .mlp import renorm
+from .linear import project_backward, renorm
 
 
 def o_backward(c, layer, dx, s, *, below: bool):

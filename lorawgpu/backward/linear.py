@@ -2,6 +2,7 @@
 
 from ..ops.linear import linear_backward
 from ..ops.lora import lora_back, lora_backward, lora_dropout_back
+from ..ops.rmsnorm import rmsnorm_forward
 
 
 def project_backward(c, layer, name, dx, dy, source, s, *, width):
@@ -41,3 +42,10 @@ def project_backward(c, layer, name, dx, dy, source, s, *, width):
                 )
     if dh:
         c.work.give(dh)
+
+
+def renorm(c, x, weight, rstd, width, label):
+    """rmsnorm(x) again in scratch, as a `source` of `project_backward`: (tensor, scratch to give back)."""
+    y = c.take(x.shape[1], label)
+    rmsnorm_forward(c.plan, y, rstd, x, weight, rows=c.rows, width=width, eps=c.config.rms_norm_eps)
+    return y, (y,)

@@ -4,15 +4,8 @@ from functools import partial
 
 from ..model.mlp import gate
 from ..ops.gate import gate_backward
-from ..ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
-from .linear import project_backward
-
-
-def renorm(c, x, weight, rstd, width, label):
-    """rmsnorm(x) again in scratch, for an adapter's gradient: (tensor, scratch to give back)."""
-    y = c.take(x.shape[1], label)
-    rmsnorm_forward(c.plan, y, rstd, x, weight, rows=c.rows, width=width, eps=c.config.rms_norm_eps)
-    return y, (y,)
+from ..ops.rmsnorm import rmsnorm_backward
+from .linear import project_backward, renorm
 
 
 def down_backward(c, layer, dx, s, *, below: bool):

@@ -80,15 +80,12 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
 
     progress("embedding")
     embedding = dense_weight(device, [checkpoint.dense(EMBEDDING)], "embedding")
-    sub = ("attn_sub_norm", "ffn_sub_norm")
     layers = tuple(
         Layer(
             i,
             *(projection(i, g) for g in GROUPS),
             **{
-                field: norm(f"model.layers.{i}.{path}")
-                for field, path in NORMS.items()
-                if config.sub_norms or field not in sub
+                field: norm(f"model.layers.{i}.{path}") for field, path in NORMS.items() if path in config.norm_shapes()
             },
         )
         for i in range(config.num_hidden_layers)
