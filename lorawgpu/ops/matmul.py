@@ -122,31 +122,35 @@ def matmul(
     lda, ldb, ldo, slab = lda or a.shape[-1], ldb or b.shape[-1], ldo or out.shape[-1], slab or m * n
     once = {"qscale": int8, "residual": residual, "accumulate": accumulate, "lora nk": lora and lora.kind == "nk"}
     _check_sizes(out, (n, k, lda, ldb, ldo, slab, a_off, b_off, o_off), splits, slab, once)
-    ternary, depth = store == "ternary", k // 4 if int8 else k  # int8 counts words of four
-    bm, bn, tm, tn, bk = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32", splits)]
-    bk = DEPTH if ternary else bk  # the segments of its weights end at multiples of DEPTH
+    depth = k // 4 if int8 else k  # int8 counts words of four
     span = -(-depth // (splits * DEPTH)) * DEPTH
+    template = _template(plan, tile, m, n, depth, span, splits, store, int8) | {
+        **{"a_layout": a_layout, "b_layout": b_layout, "shifted": shift > 0, "blocked": k <= BLOCKED_TERMS},
+        **{"lora": lora.kind if lora else "none", "residual": residual is not None, "accumulate": accumulate},
+    }
     params = {
-        **{"M": m, "N4": n // 4, "K": depth, "k_span": span, "alpha": alpha},
-        **{"lda4": lda // 4, "a_off4": a_off // 4, "ldb4": ldb if ternary else ldb // 4, "b_off4": b_off // 4},
-        **{"ldo4": ldo // 4, "o_off4": o_off // 4, "slab4": slab // 4, "shift4": shift // 4},
+        **{"M": m, "N4": n // 4, "K": depth, "k_span": span, "alpha": alpha, "shift4": shift // 4},
+        **{"lda4": lda // 4, "ldb4": ldb if store == "ternary" else ldb // 4, "ldo4": ldo // 4, "slab4": slab // 4},
+        **{"a_off4": a_off // 4, "b_off4": b_off // 4, "o_off4": o_off // 4},
         **(segments or ONE_SEGMENT).params(),
         **(lora.params() if lora else NO_LORA),
     }
-    template = {
-        **{"BM": bm, "BN": bn, "TM": tm, "TN": tn, "BK": bk, "a_layout": a_layout, "b_layout": b_layout},
+    optional = {"qscale": qscale, "residual": residual, "h": lora and lora.h, "adapter": lora and lora.factors}
+    buffers = {"a": a, "b": b, "out": out} | {name: tensor for name, tensor in optional.items() if tensor is not None}
+    grid = (-(-n // template["BN"]), -(-m // template["BM"]), splits)
+    plan.record("matmul", "main", grid, params=params, template=template, flops=2.0 * m * n * k, **buffers)
+
+
+def _template(plan, tile, m, n, depth, span, splits, store, int8) -> dict:
+    """The template's values that follow from the sizes and the store: the tile, and how its products are made."""
+    ternary = store == "ternary"
+    bm, bn, tm, tn, bk = TILES[tile or choose_tile(m, n, "int8" if int8 else "decoded" if ternary else "f32", splits)]
+    bk = DEPTH if ternary else bk  # the segments of its weights end at multiples of DEPTH
+    return {
+        **{"BM": bm, "BN": bn, "TM": tm, "TN": tn, "BK": bk, "whole": depth % bk == 0 and span % bk == 0},
         **{"arith": "int8" if int8 else "f32", "store": "ternary_int8" if int8 else store, "scaled": ternary},
-        **{"lora": lora.kind if lora else "none", "residual": residual is not None, "accumulate": accumulate},
-        **{"shifted": shift > 0, "blocked": k <= BLOCKED_TERMS},
-        "whole": depth % bk == 0 and span % bk == 0,
         "unroll": not plan.device.is_cpu,  # a software adapter compiles for seconds what it runs no faster
     }
-    optional = {"qscale": qscale, "residual": residual, "h": lora and lora.h, "adapter": lora and lora.factors}
-    buffers = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    grid = (-(-n // bn), -(-m // bm), splits)
-    plan.record(
-        "matmul", "main", grid, params=params, template=template, flops=2.0 * m * n * k, a=a, b=b, out=out, **buffers
-    )
 
 
 def _check_sizes(out, fours: tuple, splits: int, slab: int, once: dict):
