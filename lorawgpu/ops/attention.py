@@ -90,10 +90,11 @@ def attention_forward(
 ):
     """Record out, lse = attention(q, kcache, vcache).
 
-    q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start u32 [M], kv_start <= slot < S;
-    lse f32 [M, 2 NH]: of each head the largest score / ln 2, and 1 / sum exp(score - largest). `workspace`
-    lends scratch: take(shape, dtype, label) -> Tensor, give(tensor). Cache slots between the first and the last that
-    rows of one sequence see must be finite (see the shader's header). A row's bits depend on its sequence alone.
+    q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start i32 [M], which the kernels
+    read as u32: 0 <= kv_start <= slot < S; lse f32 [M, 2 NH]: of each head the largest score / ln 2, and 1 / sum
+    exp(score - largest). `workspace` lends scratch: take(shape, dtype, label) -> Tensor, give(tensor). Cache slots
+    between the first and the last that rows of one sequence see must be finite (see the shader's header). A row's bits
+    depend on its sequence alone.
     ValueError for a shape that does not fit, UserError for a softcap, DeviceError where `chain` finds no room.
     """
     sizes = _checked(
@@ -108,7 +109,8 @@ def attention_forward(
         [],
         {"row": [q, out], "slot": [kcache, vcache], "lse": [lse]},
     )
-    IMPLEMENTATIONS[impl].forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace)
+    tensors = {"out": out, "lse": lse, "q": q, "kcache": kcache, "vcache": vcache, "slot": slot, "kv_start": kv_start}
+    IMPLEMENTATIONS[impl].forward(plan, sizes, scale, workspace, **tensors)
 
 
 def attention_backward(
@@ -137,7 +139,7 @@ def attention_backward(
     """Record dq (=), dk, dv (=, for every cache row) from dout and what the forward saved.
 
     As attention_forward, with slot[t] = t: key s is attended by rows s .. segment_end[s]-1 and by no other.
-    dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end u32 [S]. Sums have one fixed order, no atomics.
+    dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end i32 [S]. Sums have one fixed order, no atomics.
     """
     sizes = _checked(
         impl,
@@ -151,6 +153,7 @@ def attention_backward(
         [segment_end],
         {"row": [q, out, dq, dout], "slot": [kcache, vcache, dk, dv], "lse": [lse]},
     )
-    IMPLEMENTATIONS[impl].backward(
-        plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace
-    )
+    gradients = {"dq": dq, "dk": dk, "dv": dv, "dout": dout}
+    saved = {"out": out, "lse": lse, "q": q, "kcache": kcache, "vcache": vcache}
+    walk = {"slot": slot, "kv_start": kv_start, "segment_end": segment_end}
+    IMPLEMENTATIONS[impl].backward(plan, sizes, scale, workspace, **gradients, **saved, **walk)

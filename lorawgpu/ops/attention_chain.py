@@ -98,7 +98,7 @@ def _apply_transposed(plan, slot_out, attn, x, segment_end, sizes, scale=1.0):
     )
 
 
-def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
+def forward(plan, sizes, scale, workspace, *, out, lse, q, kcache, vcache, slot, kv_start):
     attn = _take(plan, workspace, sizes, "attention weights")
     _scores(plan, attn, q, kcache, slot, kv_start, sizes, scale)
     _softmax(plan, attn, lse, slot, kv_start, sizes)
@@ -106,7 +106,9 @@ def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, wor
     workspace.give(attn)
 
 
-def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):
+def backward(
+    plan, sizes, scale, workspace, *, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end
+):
     """Computes the weights anew and uses neither `out` nor `lse`: they are checked by not being needed."""
     attn = _take(plan, workspace, sizes, "attention weights")
     dscores = _take(plan, workspace, sizes, "gradient of the attention weights")

@@ -138,7 +138,7 @@ def _stats(plan, stats, dout, out, lse, kv_start, sizes):
     )
 
 
-def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, workspace):
+def forward(plan, sizes, scale, workspace, *, out, lse, q, kcache, vcache, slot, kv_start):
     _record(
         plan,
         "forward",
@@ -156,7 +156,9 @@ def forward(plan, out, lse, q, kcache, vcache, slot, kv_start, sizes, scale, wor
     )
 
 
-def backward(plan, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end, sizes, scale, workspace):
+def backward(
+    plan, sizes, scale, workspace, *, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end
+):
     cut, cut_dkv = cut_for("dq", sizes), cut_for("dkv", sizes)
     stats = workspace.take((1 + cut.walks, sizes.rows, sizes.heads, 4), "u32", "attention stats")
     _stats(plan, stats, dout, out, lse, kv_start, sizes)
