@@ -46,6 +46,8 @@ _SHORT = _Short()
 _WANTED = {"bool_type": "wanted true or false", "too_short": "wanted at least one"}
 _FILE_SUFFIXES = {".csv", ".gguf", ".gz", ".jinja", ".json", ".jsonl", ".parquet", ".safetensors", ".txt", ".zst"}
 
+_TEXT = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")  # what a key of a config may be
+
 Location = tuple[str | int, ...]
 
 
@@ -74,6 +76,7 @@ def read_yaml(path: Path) -> Source:
         lines: dict[Location, int] = {}
         problems: list[Problem] = []
         _walk(node, (), lines, problems)
+        problems += _odd_keys(node)
         data = None if node is None else loader.construct_document(node)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}: save the file as UTF-8") from None
@@ -87,7 +90,14 @@ def read_yaml(path: Path) -> Source:
         raise UserError(f"{path}: not YAML: {str(error) or type(error).__name__}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds {_kind(data)}; wanted `key: value` lines")
-    return Source(data, lines, problems)
+    return Source({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
+
+
+def _odd_keys(node) -> list[Problem]:
+    """Keys that YAML reads as no text, such as `on` or `1.5`."""
+    keys = [key for key, _ in node.value if key.tag not in _TEXT] if isinstance(node, yaml.MappingNode) else []
+    read_as = [(key.value if isinstance(key, yaml.ScalarNode) else "?", key.tag.rsplit(":")[-1]) for key in keys]
+    return [Problem((key,), f"{key}: unknown key; YAML reads it as {kind}, no text") for key, kind in read_as]
 
 
 def _kind(value: Any) -> str:

@@ -46,6 +46,11 @@ def check_final(run: Run, engine: Engine, folder: Path) -> None:
 def _logits(run: Run, engine: Engine, tensors: dict[str, np.ndarray]) -> np.ndarray:
     """The model's logits at the end of a training sample, with these adapter tensors."""
     engine.load("params", tensors)
+    return sample_logits(run, engine)
+
+
+def sample_logits(run: Run, engine: Engine) -> np.ndarray:
+    """The same with the adapter as it is."""
     sample = next(source for source in run.data.train if len(source))[0]
     cut = type(sample)(sample.input_ids[:TRIED], sample.labels[:TRIED])
     return engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]))

@@ -68,6 +68,8 @@ def _data(run: Run) -> str:
     for name, why in (("truncated", ""), ("dropped", cure), ("skipped", "")):
         if n := getattr(counts, name):
             text += f", {n:,} {name}{why}"
+    if run.longest > (context := run.checkpoint.config.max_position_embeddings):
+        text += f", the longest of {run.longest:,}: beyond the model's context of {context:,}, which generate keeps to"
     if counts.empty:
         text += f", {counts.empty:,} with an empty trained answer (see --preview)"
     if counts.shared:

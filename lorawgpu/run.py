@@ -242,7 +242,7 @@ def _advice(run: Run, device, model, weights: dict) -> str:
             _engine(run, device, model, capacity=capacity, checkpointing=checkpointing)
         except DeviceError:
             continue
-        return f"It would fit with {text} (raise gradient_accumulation_steps to keep the batch)."
+        return f"It would fit with {text} (raise gradient_accumulation_steps for as many tokens a step)."
     return (
         f"Not even one short sample fits beside {sum(weights.values()):,} bytes of weights: lower lora_r, take a "
         "smaller model or another device."

@@ -14,7 +14,7 @@ from .ending import base_loss, beside_base, summary, why_over
 from .engine import Engine
 from .errors import CheckFailed, DeviceError, UserError
 from .evaluation import Evaluation, evaluate_source
-from .final import save_final
+from .final import sample_logits, save_final
 from .gpu import device_errors
 from .interrupt import Interrupts
 from .metrics import MetricsLog, Progress
@@ -110,7 +110,7 @@ class Trainer:
         if targets and (here.step == 1 or self._due(self.config.logging_steps)):
             self._log(lr, targets)
         improved = self._due(self.config.eval_steps) and self._evaluate()
-        if improved or (here.step % self.config.save_steps == 0):
+        if improved or (here.step % self.config.save_steps == 0 and self._going_well()):
             self._save()
 
     def _due(self, every: int | None) -> bool:
@@ -134,14 +134,18 @@ class Trainer:
                 raise CheckFailed(self._too_many(report, name, lines))
 
     def _too_many(self, report: Report, name: str, lines: str) -> str:
-        tensors = bad_tensors(self.engine)
-        also = f" (not finite now: {tensors[0]}, and {len(tensors) - 1} more tensors)" if tensors else ""
         return (
             f"{report.state.bad_run} steps in a row were not finite, the last one step {report.step}; first at fault: "
-            f"{name}{also}. Lower learning_rate ({self.config.learning_rate:g}) or lora_alpha "
-            f"({self.run.lora.alpha:g}), add warmup_steps, and look at the data of that step: {lines}. "
-            f"{self._fallback()}"
+            f"{name}{self._also()}. {self._cure()}, and look at the data of that step: {lines}. {self._fallback()}"
         )
+
+    def _also(self) -> str:
+        tensors = bad_tensors(self.engine)
+        return f" (not finite now: {tensors[0]}, and {len(tensors) - 1} more tensors)" if tensors else ""
+
+    def _cure(self) -> str:
+        rate, alpha = self.config.learning_rate, self.run.lora.alpha
+        return f"Lower learning_rate ({rate:g}) or lora_alpha ({alpha:g}), add warmup_steps"
 
     def _drain(self) -> Report | None:
         """Wait for the GPU and note what it reports; the last report, if any was outstanding."""
@@ -207,15 +211,27 @@ class Trainer:
 
     # Saving
 
+    def _going_well(self) -> bool:
+        """Whether the last step was finite. In a bad run the checkpoints before it must not be pruned away."""
+        self._drain()
+        return not self.standing.bad.bad_run
+
     def _save(self) -> None:
+        """A checkpoint, and fewer old ones. CheckFailed when the model is broken: then nothing is saved or removed."""
         with self.progress.paused():
-            self._drain()
+            well = self._going_well()
+            if not np.isfinite(sample_logits(self.run, self.engine)).all():
+                raise CheckFailed(
+                    f"step {self.standing.step} not saved: with its adapter the model's output is not finite"
+                    f"{self._also()}. {self._cure()}. {self._fallback()}"
+                )
             snapshot = take_snapshot(self.run, self.engine, self.standing)
             try:
                 self.saved = save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
             except CheckFailed as error:
                 raise CheckFailed(f"{error}. {self._fallback()}") from None
-            prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
+            if well:
+                prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
         self.work, self.since = 0.0, time.perf_counter()
 
     def _best(self) -> Path | None:

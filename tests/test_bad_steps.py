@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_run import MODEL, write_config, write_data
+from tiny_run import MODEL, losses, write_config, write_data
 
 from lorawgpu.data.batching import MicroBatch
 from lorawgpu.data.places import in_words
@@ -90,10 +90,24 @@ def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, lab, capsys, packi
 
 
 def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, lab):
-    config = write_config(tmp_path, max_steps=20, max_bad_steps=3, save_steps=2)
+    """Not at a step that is due (4), nor at the end."""
+    config = write_config(tmp_path, max_steps=5, max_bad_steps=9, save_steps=2)
     with pytest.raises(CheckFailed, match="not saved: .*gate_proj.lora_B.* last good checkpoint is .*out/checkpoint-2"):
         lab.train(config, kind=Never)
     assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize("save_steps", [1, 2, 3])
+def test_a_destroyed_adapter_costs_no_good_checkpoint(tmp_path, lab, save_steps):
+    """A rate of 1e30 makes it finite still, and useless. What was saved before is there, is named, and goes on."""
+    keys = {"save_steps": save_steps, "save_total_limit": 1, "lr_scheduler": "constant", "max_bad_steps": 4}
+    lab.train(write_config(tmp_path, max_steps=3, **keys))
+    absurd = write_config(tmp_path, max_steps=30, **keys, learning_rate=1e30)
+    with pytest.raises(CheckFailed, match="out/checkpoint-3; --resume continues"):
+        lab.train(absurd, "auto")
+    assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-3"]
+    folder = lab.train(write_config(tmp_path, max_steps=8, **keys), "auto")
+    assert (folder / "checkpoint-8").is_dir() and np.isfinite(losses(folder)[-1])
 
 
 def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys, train_main):

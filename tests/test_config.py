@@ -166,7 +166,11 @@ def test_dump_leaves_to_the_adapter_what_the_user_left_to_it(write, tmp_path):
         ("chat_template: chatml\nchat_template_jinja: '{{ a }}'\n", "chat_template and chat_template_jinja are both"),
         ("eval_steps: 5\n", "eval_steps has nothing to evaluate"),
         ("val_set_size: 3\nearly_stopping_patience: 5\n", "early_stopping_patience needs eval_steps"),
-        ("1: 2\n", "keys should be strings"),
+        ("1: 2\n", "line 3: 1: unknown key; YAML reads it as int, no text"),
+        ("on: 2\n", "line 3: on: unknown key; YAML reads it as bool, no text"),
+        ("~: 2\n", "~: unknown key; YAML reads it as null, no text"),
+        ("1.5: 2\n", "1.5: unknown key; YAML reads it as float, no text"),
+        ("2020-01-01: 2\n", "2020-01-01: unknown key; YAML reads it as timestamp, no text"),
     ],
 )
 def test_bad_values(write, text, words):

@@ -67,6 +67,7 @@ def test_auto_says_when_it_is_the_cpu():
         ("gpu", [CPU], "'gpu': no such adapter"),
         ("cpu", [DISCRETE], "'cpu': no such adapter"),
         ("3", ALL, "no adapter with that index"),
+        ("²", ALL, "want auto, cpu, gpu, an index or a part of a name"),  # a digit, and no number
         ("voodoo", ALL, "want auto, cpu, gpu, an index or a part of a name"),
         ("auto", [], "no GPU adapter found"),
     ],

@@ -1,5 +1,6 @@
 """A dry run says what the run will take, to the byte, and takes nothing."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lorawgpu.config import load_config
 from lorawgpu.errors import DeviceError
 from lorawgpu.gpu import KernelCache, Plan, open_device, open_dry_device
 from lorawgpu.gpu import device as gpu_device
+from lorawgpu.planning import plan_of
 from lorawgpu.run import build_engine, prepare
 from lorawgpu.trainer import Trainer
 
@@ -103,6 +105,18 @@ def test_scores_of_the_chain_beyond_a_binding_name_flash_and_settings_that_fit(t
     with pytest.raises(DeviceError, match=r"(?s)attn_implementation flash.*fit with micro_batch_size") as failed:
         build_engine(run, device)
     assert "bytes in one binding" in str(failed.value)
+
+
+def test_the_plan_says_that_samples_are_longer_than_the_context(tmp_path):
+    folder = shutil.copytree(GOLDEN / "llama_dense", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8}))
+    said = {}
+    for model in (GOLDEN / "llama_dense", folder):
+        run = prepare(load_config(write_config(tmp_path, base_model=str(model))))
+        said[model] = plan_of(run, build_engine(run, open_dry_device()))["data"]
+    assert "beyond the model's context of 8, which generate keeps to" in said[folder]
+    assert "context" not in said[GOLDEN / "llama_dense"]
 
 
 def test_a_clear_goes_a_binding_at_a_time(device):

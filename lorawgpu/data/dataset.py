@@ -102,7 +102,7 @@ def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
     except BadLine as error:
         if loading.purpose != Loading.purpose:  # only `train` can pass over lines
             raise
-        raise BadLine(f"{error}. --skip-bad-lines passes over such records, and counts them") from None
+        raise BadLine(f"{str(error).rstrip('.')}. --skip-bad-lines passes over such records, and counts them") from None
 
 
 def _tokenised(spec: DatasetSpec, loading: Loading) -> TokenStore:

@@ -75,7 +75,7 @@ def choose_adapter(choice: str, adapters: list):
             if cpu == (choice == "cpu"):
                 return adapter, f"device {choice}"
         raise UserError(f"device {choice!r}: no such adapter; found\n  {listing}\n{INSTALL_HINT}")
-    if choice.isdigit():
+    if choice.isdecimal():
         if int(choice) < len(adapters):
             return adapters[int(choice)], f"device {choice}"
         raise UserError(f"device {choice!r}: there is no adapter with that index; found\n  {listing}")
