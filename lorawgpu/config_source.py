@@ -46,7 +46,7 @@ _SHORT = _Short()
 _WANTED = {"bool_type": "wanted true or false", "too_short": "wanted at least one"}
 _FILE_SUFFIXES = {".csv", ".gguf", ".gz", ".jinja", ".json", ".jsonl", ".parquet", ".safetensors", ".txt", ".zst"}
 
-_TEXT = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")  # what a key of a config may be
+_TEXT = "tag:yaml.org,2002:str"  # what a key of a config must be
 
 Location = tuple[str | int, ...]
 
@@ -76,8 +76,8 @@ def read_yaml(path: Path) -> Source:
         lines: dict[Location, int] = {}
         problems: list[Problem] = []
         _walk(node, (), lines, problems)
-        problems += _odd_keys(node)
         data = None if node is None else loader.construct_document(node)
+        problems += _odd_keys(node)  # construction put what is merged (`<<`) among the keys
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}: save the file as UTF-8") from None
     except yaml.MarkedYAMLError as error:
@@ -95,7 +95,7 @@ def read_yaml(path: Path) -> Source:
 
 def _odd_keys(node) -> list[Problem]:
     """Keys that YAML reads as no text, such as `on` or `1.5`."""
-    keys = [key for key, _ in node.value if key.tag not in _TEXT] if isinstance(node, yaml.MappingNode) else []
+    keys = [key for key, _ in node.value if key.tag != _TEXT] if isinstance(node, yaml.MappingNode) else []
     read_as = [(key.value if isinstance(key, yaml.ScalarNode) else "?", key.tag.rsplit(":")[-1]) for key in keys]
     return [Problem((key,), f"{key}: unknown key; YAML reads it as {kind}, no text") for key, kind in read_as]
 
@@ -229,5 +229,7 @@ def explain(
         return Problem(where, f"{dotted(where)}: unknown key; {hint}")
     if error["type"] == "missing":
         return Problem(where, f"{dotted(where)}: missing, and it has no default")
+    if error["type"] == "invalid_key":
+        return Problem(where, f"{dotted(where[:-1])}: the key {_SHORT.repr(error['input'])} is no text")
     wanted = _WANTED.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     return Problem(where, f"{dotted(where)}: got {_SHORT.repr(error['input'])}; {wanted[0].lower()}{wanted[1:]}")

@@ -33,24 +33,24 @@ def check_final(run: Run, engine: Engine, folder: Path) -> None:
         raise CheckFailed(f"the final adapter does not load: {error}") from None
     if all(np.array_equal(tensor, run.start[name]) for name, tensor in tensors.items()):
         raise CheckFailed(f"{folder}: the final adapter is the one that the run started with: nothing was trained")
-    with_adapter = _logits(run, engine, tensors)
     base = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
-    without = _logits(run, engine, base)
+    engine.load("params", base)
+    without, _ = try_out(run, engine)
     engine.load("params", tensors)
+    with_adapter, finite = try_out(run, engine)
     if np.array_equal(with_adapter, without):
         raise CheckFailed(f"{folder}: the final adapter changes nothing in what the model says")
-    if not np.isfinite(with_adapter).all():
-        raise CheckFailed(f"{folder}: with the final adapter the model's output is not finite")
+    if not finite:
+        raise CheckFailed(f"{folder}: with the final adapter the model computes values that are not finite")
 
 
-def _logits(run: Run, engine: Engine, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """The model's logits at the end of a training sample, with these adapter tensors."""
-    engine.load("params", tensors)
-    return sample_logits(run, engine)
+def try_out(run: Run, engine: Engine) -> tuple[np.ndarray, bool]:
+    """The model's logits at the end of a training sample, and whether every value on the way there was finite.
 
-
-def sample_logits(run: Run, engine: Engine) -> np.ndarray:
-    """The same with the adapter as it is."""
+    Of the logits alone one could not say it: a quantiser makes numbers of what is none.
+    """
     sample = next(source for source in run.data.train if len(source))[0]
     cut = type(sample)(sample.input_ids[:TRIED], sample.labels[:TRIED])
-    return engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]))
+    engine.begin()
+    logits = engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]))
+    return logits, bool(np.isfinite(logits).all()) and not engine.steps_state().bad

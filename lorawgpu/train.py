@@ -22,8 +22,8 @@ from .trainer import Trainer
 
 EPILOG = (
     "Ctrl-C, SIGTERM or a closed terminal finishes the step, saves a checkpoint and leaves with exit code 130, 143 or "
-    "129; a second Ctrl-C or SIGTERM leaves at once. Exit code 0: done; 1: too many bad steps, or a final adapter that "
-    "is no good; 2: wrong input; 3: the device failed."
+    "129; a second Ctrl-C or SIGTERM leaves at once. Exit code 0: done; 1: too many bad steps, or an adapter "
+    "that is no good when it is to be saved; 2: wrong input; 3: the device failed."
 )
 
 

@@ -14,7 +14,7 @@ from .ending import base_loss, beside_base, summary, why_over
 from .engine import Engine
 from .errors import CheckFailed, DeviceError, UserError
 from .evaluation import Evaluation, evaluate_source
-from .final import sample_logits, save_final
+from .final import save_final, try_out
 from .gpu import device_errors
 from .interrupt import Interrupts
 from .metrics import MetricsLog, Progress
@@ -41,6 +41,7 @@ class Trainer:
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.plan = plan_of(run, engine)  # once everything is on the device
         self.saved: Path | None = None  # the last checkpoint of this run
+        self.saved_at = self.standing.step  # of the last one
         self.fed: dict[int, np.ndarray] = {}  # samples of each step that was not reported yet
         self.work = 0.0  # operations since the last read-back that waited
         self.since = time.perf_counter()
@@ -110,7 +111,8 @@ class Trainer:
         if targets and (here.step == 1 or self._due(self.config.logging_steps)):
             self._log(lr, targets)
         improved = self._due(self.config.eval_steps) and self._evaluate()
-        if improved or (here.step % self.config.save_steps == 0 and self._going_well()):
+        overdue = here.step // self.config.save_steps > self.saved_at // self.config.save_steps
+        if improved or (overdue and self._going_well()):
             self._save()
 
     def _due(self, every: int | None) -> bool:
@@ -220,16 +222,18 @@ class Trainer:
         """A checkpoint, and fewer old ones. CheckFailed when the model is broken: then nothing is saved or removed."""
         with self.progress.paused():
             well = self._going_well()
-            if not np.isfinite(sample_logits(self.run, self.engine)).all():
+            _, finite = try_out(self.run, self.engine)
+            if not finite:
                 raise CheckFailed(
-                    f"step {self.standing.step} not saved: with its adapter the model's output is not finite"
-                    f"{self._also()}. {self._cure()}. {self._fallback()}"
+                    f"step {self.standing.step} not saved: with its adapter the model computes values that are not "
+                    f"finite{self._also()}. {self._cure()}. {self._fallback()}"
                 )
             snapshot = take_snapshot(self.run, self.engine, self.standing)
             try:
                 self.saved = save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
             except CheckFailed as error:
                 raise CheckFailed(f"{error}. {self._fallback()}") from None
+            self.saved_at = self.standing.step
             if well:
                 prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
         self.work, self.since = 0.0, time.perf_counter()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_case import GOLDEN
 from tiny_run import MODEL, losses, write_config, write_data
 
 from lorawgpu.data.batching import MicroBatch
@@ -97,17 +98,58 @@ def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, lab):
     assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-2"]
 
 
-@pytest.mark.parametrize("save_steps", [1, 2, 3])
-def test_a_destroyed_adapter_costs_no_good_checkpoint(tmp_path, lab, save_steps):
-    """A rate of 1e30 makes it finite still, and useless. What was saved before is there, is named, and goes on."""
+DESTROYED = [("llama_dense", None, 1e30)]  # BitNet's quantiser makes numbers of what is none: the logits look well
+DESTROYED += [
+    ("bitnet_packed", [module], rate) for module in ("v_proj", "up_proj", "down_proj") for rate in (1e10, 1e30)
+]
+
+
+@pytest.mark.parametrize(("model", "modules", "rate"), DESTROYED)
+@pytest.mark.parametrize("save_steps", [1, 3])
+def test_a_destroyed_adapter_costs_no_good_checkpoint(tmp_path, lab, model, modules, rate, save_steps):
+    """It is finite still, and useless. What was saved before is there, is named, and goes on."""
     keys = {"save_steps": save_steps, "save_total_limit": 1, "lr_scheduler": "constant", "max_bad_steps": 4}
+    keys |= {"base_model": str(GOLDEN / model), "lora_target_modules": modules or "all-linear"}
     lab.train(write_config(tmp_path, max_steps=3, **keys))
-    absurd = write_config(tmp_path, max_steps=30, **keys, learning_rate=1e30)
+    absurd = write_config(tmp_path, max_steps=30, **keys, learning_rate=rate)
     with pytest.raises(CheckFailed, match="out/checkpoint-3; --resume continues"):
         lab.train(absurd, "auto")
     assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-3"]
     folder = lab.train(write_config(tmp_path, max_steps=8, **keys), "auto")
     assert (folder / "checkpoint-8").is_dir() and np.isfinite(losses(folder)[-1])
+
+
+def test_a_destroyed_final_adapter_is_none(tmp_path, capsys, train_main):
+    keys = {"base_model": str(GOLDEN / "bitnet_packed"), "lora_target_modules": ["v_proj"]}
+    config = write_config(tmp_path, **keys, max_steps=1, learning_rate=1e30)
+    assert train_main([str(config)]) == 1
+    assert "step 1 not saved: with its adapter the model computes values that are not finite" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+class Stumbling(Trainer):
+    """Steps 4 and 8 alone are not finite; the adapter is what it was."""
+
+    def _step(self, window):
+        kept = self.engine.tensors()
+        if stumbles := self.standing.step + 1 in (4, 8):
+            self.engine.load("params", {name: np.full_like(tensor, math.nan) for name, tensor in kept.items()})
+        real = self.engine.window
+
+        def windows(*args):
+            targets = real(*args)
+            if stumbles:
+                self.engine.load("params", kept)
+            return targets
+
+        self.engine.window = windows
+        super()._step(window)
+        self.engine.window = real
+
+
+def test_a_checkpoint_that_a_bad_step_put_off_comes_after_the_next_good_one(tmp_path, lab):
+    folder = lab.train(write_config(tmp_path, max_steps=10, save_steps=4, save_total_limit=9), kind=Stumbling)
+    assert sorted(int(p.name.split("-")[1]) for p in folder.glob("checkpoint-*")) == [5, 9, 10]
 
 
 def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys, train_main):
