@@ -96,7 +96,7 @@ def read_yaml(path: Path) -> Source:
 def _odd_keys(node) -> list[Problem]:
     """Keys that YAML reads as no text, such as `on` or `1.5`."""
     keys = [key for key, _ in node.value if key.tag != _TEXT] if isinstance(node, yaml.MappingNode) else []
-    read_as = [(key.value if isinstance(key, yaml.ScalarNode) else "?", key.tag.rsplit(":")[-1]) for key in keys]
+    read_as = [(key.value if isinstance(key, yaml.ScalarNode) else "?", key.tag.rpartition(":")[2]) for key in keys]
     return [Problem((key,), f"{key}: unknown key; YAML reads it as {kind}, no text") for key, kind in read_as]
 
 

@@ -126,9 +126,8 @@ def show_profile(kinds):
     total = sum(v[0] for v in kinds.values())
     print(f"{'GPU time by kind':44} {'ms':>9} {'share':>6} {'calls':>6} {'TFLOP/s':>8} {'TB/s':>6}")
     for kind, (seconds, count, flops, nbytes) in sorted(kinds.items(), key=lambda kv: -kv[1][0]):
-        rate = (
-            f"{'<' if kind.startswith('attention_flash') else ''}{flops / seconds / 1e12:.1f}"  # as if of one sequence
-        )
+        bound = "<" if kind.startswith("attention_flash") else ""  # its operations are counted as of one sequence
+        rate = f"{bound}{flops / seconds / 1e12:.1f}"
         print(
             f"{kind:44} {seconds * 1e3:9.2f} {seconds / total:6.1%} {count:6} {rate:>8} {nbytes / seconds / 1e12:6.2f}"
         )

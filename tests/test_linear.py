@@ -172,6 +172,16 @@ def test_long_reductions_are_split(plan, p):
     check_backward(Projection(plan, QKV, "qkv", rows=1100), p)
 
 
+@pytest.mark.parametrize("p", [0.0, P])
+@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("group, parts", [("down", {1, 4}), ("gate_up", {1, 4})])
+def test_long_rows_are_split(plan, group, parts, ternary, p):
+    """h over 1107 inputs and dh over 1107 outputs are sums of four parts, whose lengths are not whole tiles."""
+    check_backward(Projection(plan, CASES["down" if group == "down" else "gate, up"][1], group, 36, ternary,
+                              intermediate_size=1107), p)  # fmt: skip
+    assert {r.grid[2] for r in plan.sections["lab"] if "matmul" in r.label} >= parts
+
+
 def test_parts_of_gradients_fit_a_binding(plan, monkeypatch):
     t = Projection(plan, LoraConfig(64, 64, ("q_proj", "k_proj", "v_proj")), "qkv", rows=640)
     span = t.group.span(t.params).nbytes
