@@ -8,6 +8,6 @@ def __getattr__(name: str):
     """`load` and `Sampling`, found on first use: code that only reads files and data must not need wgpu."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import api
+    from lorawgpu.api import model as api
 
     return getattr(api, name)

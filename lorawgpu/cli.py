@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from lorawgpu import __version__
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
-from lorawgpu.nearest import nearest
-from lorawgpu.streams import STDOUT, guarded, open_closed, print_anything
+from lorawgpu.util.streams import STDOUT, guarded, open_closed, print_anything
+from lorawgpu.util.suggest import nearest
 
 COMMANDS = {
     "train": "fine-tune a model as a YAML file says",
@@ -102,7 +102,7 @@ def _dispatch(argv: list[str]) -> int:
         meant = nearest(argv[0], COMMANDS)
         hint = f"; the nearest one is {meant!r}" if meant else ""
         raise UserError(f"no command {argv[0]!r}{hint} (lorawgpu --help lists all)")
-    return importlib.import_module(f"lorawgpu.{argv[0]}").main(argv[1:])
+    return importlib.import_module(f"lorawgpu.{argv[0]}.__main__").main(argv[1:])
 
 
 main = main_of(_dispatch)

@@ -25,10 +25,10 @@ def bench_tokenising(args: argparse.Namespace) -> None:
     os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # before the library starts its threads
     import tokenizers
 
-    from lorawgpu.data.chat import resolve_template
+    from lorawgpu.chat.template import resolve_template
     from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
     from lorawgpu.data.encode import EncodeSettings
-    from lorawgpu.model.loader import open_checkpoint
+    from lorawgpu.weights.loader import open_checkpoint
 
     tokenizer = open_checkpoint(args.model).tokenizer()
     template = resolve_template(args.chat_template, None, tokenizer.chat_template, tokenizer.special_tokens)
@@ -68,7 +68,7 @@ def encode_all(tokenizer, texts: list[str]) -> int:
 
 def filling(store) -> dict[str, float]:
     """Real tokens of the rows computed in an epoch, packed and with 8 samples a micro-batch."""
-    from lorawgpu.data.windows import Batches, BatchSettings
+    from lorawgpu.data.batch_order import Batches, BatchSettings
 
     found = {}
     for name, packing, capacity in (("packed", True, ROWS), ("8 samples each", False, 8 * SEQUENCE)):
@@ -83,9 +83,9 @@ def filling(store) -> dict[str, float]:
 
 
 def bench_packing(args: argparse.Namespace) -> None:
-    from lorawgpu.config import load_config
+    from lorawgpu.config.schema import load_config
     from lorawgpu.gpu import KernelCache, open_device
-    from lorawgpu.run import build_engine, prepare
+    from lorawgpu.train.setup import build_engine, prepare
 
     device = open_device(args.device)
     kernels, sides = KernelCache(device), {}

@@ -13,17 +13,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from lorawgpu.generation.decoder import Decoder
-from lorawgpu.generation.generator import MOST, Generator
-from lorawgpu.generation.sampling import Sampling
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.generate.decoder import Decoder
+from lorawgpu.generate.generator import MOST, Generator
+from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.gpu.plan import dispatch
-from lorawgpu.model.adapter import adapter_shapes
-from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
-from lorawgpu.model.config import ModelConfig
+from lorawgpu.lora.layout import GROUPS, AdapterLayout
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import adapter_shapes
 from lorawgpu.model.context import AdapterBuffers
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
-from lorawgpu.model.synthetic import SHAPES, synthetic_model
+from lorawgpu.weights.synthetic import SHAPES, synthetic_model
 
 CHECKED = 2  # layers
 

@@ -13,13 +13,14 @@ import time
 
 import numpy as np
 
-from lorawgpu.doctoring import optimizer, rows
-from lorawgpu.doctoring.check import Case, measure
-from lorawgpu.doctoring.lab import Lab
+from lorawgpu.doctor import elementwise as rows
+from lorawgpu.doctor import optimizer
+from lorawgpu.doctor.check import Case, measure
+from lorawgpu.doctor.lab import Lab
 from lorawgpu.gpu import KernelCache, Plan, open_device
 from lorawgpu.gpu.profile import profile
-from lorawgpu.model.weights import pack_blocks
 from lorawgpu.ops.matmul import Segments, matmul
+from lorawgpu.weights.device import pack_blocks
 
 ROW_KERNELS = {  # functions of `doctoring` and their sizes for M tokens, hidden C, middle I, heads, vocabulary V
     "bitnet-2b": lambda M: [

@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.data.batching import Sample, flatten
-from lorawgpu.engine import Engine, Options
+from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.gpu.profile import Clock, profile
-from lorawgpu.model.adapter import init_adapter
-from lorawgpu.model.adapter_layout import AdapterLayout
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
-from lorawgpu.model.synthetic import SHAPES, synthetic_model
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import init_adapter
 from lorawgpu.optim.adamw import AdamW
-from lorawgpu.watch import LateReader
+from lorawgpu.train.step_reports import LateReader
+from lorawgpu.weights.synthetic import SHAPES, synthetic_model
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.csv"
 COLUMNS = (

@@ -30,12 +30,12 @@ from unittest.mock import patch
 import gguf
 import numpy as np
 
-from lorawgpu.api import load
+from lorawgpu.api.model import load
 from lorawgpu.cli import main_of
 from lorawgpu.errors import CheckFailed
-from lorawgpu.export import main as export
-from lorawgpu.model.adapter import read_adapter, write_adapter
-from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.export.__main__ import main as export
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 
 PROMPT = (
     "<|im_start|>user\nName the three primary colours, and say in one sentence why they are called primary.<|im_end|>\n"
@@ -139,7 +139,7 @@ def export_all(folder: Path, model: Path, adapters: dict[str, Path]) -> dict[str
     for name, adapter in (adapters | {"control": adapters["plain"]}).items():
         files[name] = folder / f"{name}.gguf"
         argv = ["--adapter", adapter, "--model", model, "--to", "gguf", "--out", files[name]]
-        wrong = patch("lorawgpu.exporting.gguf._permuted_heads", lambda source, path: 0)
+        wrong = patch("lorawgpu.export.gguf._permuted_heads", lambda source, path: 0)
         with wrong if name == "control" else nullcontext(), redirect_stdout(io.StringIO()):
             if export(list(map(str, argv))):
                 raise CheckFailed(f"the export of the {name} adapter failed")

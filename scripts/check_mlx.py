@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.api import load
+from lorawgpu.api.model import load
 from lorawgpu.cli import main_of
 from lorawgpu.errors import CheckFailed
-from lorawgpu.export import main as export
-from lorawgpu.model.adapter import adapter_shapes, write_adapter
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.export.__main__ import main as export
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import adapter_shapes, write_adapter
+from lorawgpu.weights.loader import open_checkpoint
 
 EXACT = 1e-4  # float32 in another order
 ADAPTERS = {

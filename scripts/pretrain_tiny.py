@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from tiny_corpus import BOS, CONTEXT, CONTROL, END_OF_TURN, EOS, VOCABULARY
 from torch import Tensor, nn
 
-from lorawgpu.model.tensors import Dense, pack_exact
+from lorawgpu.weights.tensors import Dense, pack_exact
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, MIDDLE = 256, 4, 8, 2, 32, 512
 EPS, THETA = 1e-5, 10000.0

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from lorawgpu.model.adapter import CONFIG_FILE, adapter_shapes
-from lorawgpu.model.config import ModelConfig, Rope
-from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.families.config import ModelConfig, Rope
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import CONFIG_FILE, adapter_shapes
 
 MODEL = ModelConfig(
     family="llama", vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,

@@ -6,11 +6,11 @@ import shutil
 import tokenizers
 from golden_case import GOLDEN
 
-from lorawgpu.api import LoadedModel
-from lorawgpu.data.templates import BUILT_IN
-from lorawgpu.data.tokenizer import Tokenizer
-from lorawgpu.model.adapter import read_adapter
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.api.model import LoadedModel
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.lora.peft_dir import read_adapter
+from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.weights.loader import open_checkpoint
 
 CASE = GOLDEN / "llama_dense"
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]

@@ -5,10 +5,10 @@ from datetime import datetime
 
 from tiny_tokenizer import tiny_tokenizer
 
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.templates import BUILT_IN
 
 
 def encoder(template, roles=("assistant",), train_on_inputs=False, add_bos=False, sequence_len=4096):

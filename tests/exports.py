@@ -10,13 +10,13 @@ from test_gguf import write_gguf
 from tiny_model import TinyCheckpoint, random_adapter, tiny_config
 from tiny_tokenizer import backend
 
-from lorawgpu import export as command
-from lorawgpu.data.templates import CHATML
-from lorawgpu.exporting.hf_files import config_json
-from lorawgpu.exporting.weights_file import write_weights
-from lorawgpu.model.adapter import write_adapter
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.chat.builtin import CHATML
+from lorawgpu.export import __main__ as command
+from lorawgpu.export.hf_files import config_json
+from lorawgpu.export.weights_file import write_weights
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import write_adapter
+from lorawgpu.weights.loader import open_checkpoint
 
 DENSE, BITNET_CASE = GOLDEN / "llama_dense", GOLDEN / "bitnet_packed"
 PECULIAR = LoraConfig(

@@ -8,9 +8,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from lorawgpu.data.batching import MicroBatch, Sample, flatten
-from lorawgpu.doctoring.tiny import reference_model
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.doctor.tiny_models import reference_model
 from lorawgpu.reference.model import Model
+from lorawgpu.weights.loader import open_checkpoint
 
 __all__ = ["GOLDEN", "SMALL_CASES", "GoldenCase", "read_case", "reference_model"]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lorawgpu.golden import Result
+from lorawgpu.verify.cases import Result
 
 KEYS = (
     "case, loss_abs_err, logits_rel, grad_rel_max, grad_worst, grad_norm_rel_max, step_loss_abs_err, after3_rel_max, "

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lorawgpu.doctoring.lab import GUARD, POISON, SPARE_ROWS, Lab, Output, normal, pad
+from lorawgpu.doctor.lab import GUARD, POISON, SPARE_ROWS, Lab, Output, normal, pad
 
 __all__ = ["GUARD", "POISON", "SPARE_ROWS", "Lab", "Output", "assert_close", "normal", "pad"]
 

@@ -11,8 +11,8 @@ import safetensors.numpy
 from adapters import LORA, MODEL, alive, edit
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.model.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter, tensor_names, write_adapter
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import CONFIG_FILE, WEIGHTS_FILE, read_adapter, tensor_names, write_adapter
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = ["bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense"]

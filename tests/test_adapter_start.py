@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from adapters import LORA, MODEL, alive
 
-from lorawgpu.config import TrainConfig
+from lorawgpu.config.schema import TrainConfig
 from lorawgpu.errors import UserError
-from lorawgpu.model.adapter import adapter_shapes, init_adapter, start_adapter, write_adapter
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import adapter_shapes, init_adapter, start_adapter, write_adapter
 
 
 @pytest.fixture

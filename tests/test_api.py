@@ -9,8 +9,9 @@ import pytest
 from byte_model import CASE
 
 import lorawgpu
-from lorawgpu import Sampling, api
-from lorawgpu.api import Ended
+from lorawgpu import Sampling
+from lorawgpu.api import model as api
+from lorawgpu.api.model import Ended
 from lorawgpu.errors import UserError
 
 

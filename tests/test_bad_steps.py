@@ -10,12 +10,12 @@ import pytest
 from golden_case import GOLDEN
 from tiny_run import MODEL, losses, write_config, write_data
 
+from lorawgpu.data.batch_order import Window
 from lorawgpu.data.batching import MicroBatch
-from lorawgpu.data.places import in_words
-from lorawgpu.data.windows import Window
+from lorawgpu.data.source_lines import in_words
 from lorawgpu.errors import CheckFailed
-from lorawgpu.metrics import read_metrics
-from lorawgpu.trainer import Trainer
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.trainer import Trainer
 
 ADAPTER = MODEL / "adapter_init"  # B is not zero: every gradient is alive
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorawgpu.data.batch_order import Batches, BatchSettings, State, pack
 from lorawgpu.data.batching import ALIGN, Sample, bucket, flatten, sequential, token_capacity
-from lorawgpu.data.places import in_words
-from lorawgpu.data.windows import Batches, BatchSettings, State, pack
+from lorawgpu.data.source_lines import in_words
 from lorawgpu.errors import UserError
 
 

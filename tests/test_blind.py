@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
-from lorawgpu.data.chat import ChatTemplate
-from lorawgpu.data.mask import bodies
-from lorawgpu.data.spans import blanks_before, overlapping, special_at, tokens_of
-from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.loss_mask import bodies
+from lorawgpu.chat.spans import blanks_before, overlapping, special_at, tokens_of
+from lorawgpu.chat.template import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TEXT = st.text(alphabet=st.sampled_from("aB \n\t7é日🙂\u200b\ue000{<|>}:"), max_size=8)

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lorawgpu.config import load_config
+from lorawgpu.chat.builtin import BITNET
+from lorawgpu.chat.template import ChatTemplate, resolve_template
+from lorawgpu.config.schema import load_config
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.chat import ChatTemplate, resolve_template
 from lorawgpu.data.dataset import DatasetSpec, Loading, Subset, tokenise
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.templates import BITNET
-from lorawgpu.engine import Engine, Options
+from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
-from lorawgpu.evaluation import evaluate_source
-from lorawgpu.generation.text import Prompts
-from lorawgpu.metrics import read_metrics
-from lorawgpu.model.layers import load_model
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.run import build_engine, prepare
-from lorawgpu.trainer import Trainer
+from lorawgpu.generate.prompts import Prompts
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.trainer import Trainer
+from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.loader import open_checkpoint
 
 ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "lorawgpu" / "assets"

@@ -6,9 +6,9 @@ import pytest
 from test_dataset import ids_of, loading, tokens, write_lines
 
 from lorawgpu.data import dataset
-from lorawgpu.data.cache import default_cache_dir
 from lorawgpu.data.dataset import tokenise
-from lorawgpu.data.files import BadLine
+from lorawgpu.data.read_files import BadLine
+from lorawgpu.data.token_store import default_cache_dir
 
 
 def test_the_cache_is_keyed_by_content_and_settings(tmp_path, monkeypatch):

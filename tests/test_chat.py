@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.loss_mask import bodies
+from lorawgpu.chat.spans import overlapping
+from lorawgpu.chat.template import ChatTemplate, resolve_template
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.chat import ChatTemplate, resolve_template
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.files import BadLine
-from lorawgpu.data.mask import bodies
-from lorawgpu.data.spans import overlapping
-from lorawgpu.data.templates import BUILT_IN
-from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.data.read_files import BadLine
+from lorawgpu.tokenizer.hf import Tokenizer
 
 ENDS = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "bitnet": "<|eot_id|>", "gemma": "<end_of_turn>",
         "mistral": "</s>", "alpaca": "</s>"}  # fmt: skip
@@ -89,7 +89,7 @@ def test_golden_ids_and_labels_of_smollm2():
 
 
 def smollm2():
-    from lorawgpu.model.gguf_file import GgufFile
+    from lorawgpu.files.gguf import GgufFile
 
     path = os.environ.get("LORAWGPU_SMOLLM2")
     if path is None:

@@ -7,10 +7,10 @@ import pytest
 from chats import turns
 from test_chat import smollm2
 
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.templates import BUILT_IN
 
 
 @pytest.mark.reference

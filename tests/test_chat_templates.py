@@ -6,9 +6,9 @@ from datetime import datetime
 import pytest
 from chats import encode, turns
 
-from lorawgpu.data.chat import ChatTemplate, TemplateFailed, resolve_template
-from lorawgpu.data.files import BadLine
-from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
+from lorawgpu.data.read_files import BadLine
 from lorawgpu.errors import UserError
 
 

@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lorawgpu.atomic import replace_file
-from lorawgpu.checkpoint import (
+from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.files.atomic import replace_file
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import CONFIG_FILE, WEIGHTS_FILE, read_adapter, tensor_names
+from lorawgpu.train.checkpoint import (
     OPTIMIZER_FILE,
     STATE_FILE,
     Snapshot,
@@ -26,9 +29,6 @@ from lorawgpu.checkpoint import (
     require_same,
     save_checkpoint,
 )
-from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.model.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter, tensor_names
-from lorawgpu.model.peft_config import LoraConfig
 
 LORA = LoraConfig(2, 4, ("q_proj",), use_rslora=True, dropout=0.25)
 

@@ -9,9 +9,9 @@ import pytest
 
 from lorawgpu import __version__, cli
 from lorawgpu.cli import COMMANDS, add_device_option, add_model_options, main_of, parser_of
-from lorawgpu.config import TrainConfig
+from lorawgpu.config.schema import TrainConfig
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
-from lorawgpu.nearest import nearest
+from lorawgpu.util.suggest import nearest
 
 
 def raising(error):
@@ -115,9 +115,9 @@ def test_only_what_is_near_is_suggested(word, meant):
 
 
 def test_a_command_is_called_with_the_rest(monkeypatch):
-    module = types.ModuleType("lorawgpu.doctor")
+    module = types.ModuleType("lorawgpu.doctor.__main__")
     module.main = lambda argv: 5 if argv == ["--json"] else 0
-    monkeypatch.setitem(sys.modules, "lorawgpu.doctor", module)
+    monkeypatch.setitem(sys.modules, "lorawgpu.doctor.__main__", module)
     assert cli.main(["doctor", "--json"]) == 5
 
 

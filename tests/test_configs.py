@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lorawgpu import train
-from lorawgpu.config import load_config
+from lorawgpu.config.schema import load_config
+from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu.device import BINDING_CEILING, DEFAULT_LIMITS
 from lorawgpu.gpu.dry import DryDevice
-from lorawgpu.model.config_hf import from_hf
-from lorawgpu.model.loader import ASSETS
-from lorawgpu.model.tensors import expected_tensors, is_linear, packed_rows
+from lorawgpu.train import __main__ as train
+from lorawgpu.weights.loader import ASSETS
+from lorawgpu.weights.tensors import expected_tensors, is_linear, packed_rows
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 HEADER = ("Needs:", "Model:", "Launch:", "Then:", "Memory:", "Time:")

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from lorawgpu.data.files import BadLine, parse, read
-from lorawgpu.data.finding import find_files
+from lorawgpu.data.find_files import find_files
+from lorawgpu.data.read_files import BadLine, parse, read
 from lorawgpu.errors import UserError
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}

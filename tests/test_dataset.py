@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from tiny_tokenizer import tiny_tokenizer
 
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data import workers
+from lorawgpu.data.batch_order import Batches, BatchSettings
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.cache import Counts
-from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.dataset import DatasetSpec, Loading, load, split, tokenise
 from lorawgpu.data.encode import EncodeSettings
-from lorawgpu.data.files import BadLine
 from lorawgpu.data.preview import summary
-from lorawgpu.data.templates import BUILT_IN
-from lorawgpu.data.windows import Batches, BatchSettings
+from lorawgpu.data.read_files import BadLine
+from lorawgpu.data.token_store import Counts
 from lorawgpu.errors import UserError
 
 

@@ -6,11 +6,11 @@ import resource
 import pytest
 from tiny_run import write_config, write_data
 
-from lorawgpu.config import load_config
+from lorawgpu.config.schema import load_config
 from lorawgpu.errors import DeviceError
 from lorawgpu.gpu import open_device
-from lorawgpu.run import build_engine, prepare
-from lorawgpu.trainer import Trainer
+from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.trainer import Trainer
 
 
 def test_a_plan_that_does_not_fit_names_settings_that_do(tmp_path):
@@ -88,7 +88,7 @@ def resident_bytes() -> int:
 
 
 def test_a_full_disk_ends_the_run_naming_what_was_saved(tmp_path, capsys, monkeypatch, train_main):
-    from lorawgpu import checkpoint
+    from lorawgpu.train import checkpoint
 
     real = checkpoint.write_synced
 

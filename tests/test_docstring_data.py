@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_tokenizer import tiny_tokenizer
 
-from lorawgpu.data.chat import resolve_template
+from lorawgpu.chat.template import resolve_template
 from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
 from lorawgpu.data.encode import EncodeSettings
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lorawgpu import doctor
-from lorawgpu.doctoring import kernels as table
-from lorawgpu.doctoring.check import Case, Outcome, error_of, run_case
-from lorawgpu.doctoring.facts import short_limits
-from lorawgpu.doctoring.kernels import CASES
-from lorawgpu.doctoring.lab import Fault
-from lorawgpu.doctoring.system import Card, System, diagnose, inspect_system, install_advice
-from lorawgpu.doctoring.whole import check_decoding, check_training
+from lorawgpu.doctor import __main__ as doctor
+from lorawgpu.doctor import kernels as table
+from lorawgpu.doctor.check import Case, Outcome, error_of, run_case
+from lorawgpu.doctor.end_to_end import check_decoding, check_training
+from lorawgpu.doctor.environment import short_limits
+from lorawgpu.doctor.kernels import CASES
+from lorawgpu.doctor.lab import Fault
+from lorawgpu.doctor.system import Card, System, diagnose, inspect_system, install_advice
 from lorawgpu.gpu import KernelCache
 from lorawgpu.gpu import kernel as gpu_kernel
 from lorawgpu.gpu.device import DEFAULT_LIMITS

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 import lorawgpu
-from lorawgpu import api, cli
+from lorawgpu import cli
+from lorawgpu.api import model as api
 from lorawgpu.cli import COMMANDS
-from lorawgpu.config import load_config
+from lorawgpu.config.schema import load_config
 from lorawgpu.data.formats import FORMATS, recognise, to_example
-from lorawgpu.model.adapter import init_adapter, write_adapter
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import init_adapter, write_adapter
+from lorawgpu.weights.loader import open_checkpoint
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -72,7 +73,7 @@ def test_a_command_line_parses(line, monkeypatch):
     command, argv = command_of(line)
     assert "\\n" not in line or "$'" in line, "to a shell this is a backslash and an n"
     with pytest.raises(Parsed):
-        importlib.import_module(f"lorawgpu.{command}").run(argv)
+        importlib.import_module(f"lorawgpu.{command}.__main__").run(argv)
     for config in [word for word in argv if word.endswith(".yaml")]:
         keys = [f"{key}={value}" for key, value in STAND_INS.items() if f"\n{key}:" in Path(config).read_text("utf-8")]
         overrides = [value for option, value in zip(argv, argv[1:], strict=False) if option == "--set"]

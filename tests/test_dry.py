@@ -9,14 +9,14 @@ import pytest
 from golden_case import GOLDEN
 from tiny_run import byte_model, write_config
 
-from lorawgpu import train
-from lorawgpu.config import load_config
+from lorawgpu.config.schema import load_config
 from lorawgpu.errors import DeviceError
 from lorawgpu.gpu import KernelCache, Plan, open_device, open_dry_device
 from lorawgpu.gpu import device as gpu_device
-from lorawgpu.planning import plan_of
-from lorawgpu.run import build_engine, prepare
-from lorawgpu.trainer import Trainer
+from lorawgpu.train import __main__ as train
+from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.summary import plan_of
+from lorawgpu.train.trainer import Trainer
 
 CASES = {
     "dense": {"base_model": str(GOLDEN / "llama_dense"), "lora_dropout": 0.1},

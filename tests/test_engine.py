@@ -9,8 +9,8 @@ from gradcheck import relative_error
 from tiny_model import ALL, Tiny, gradients, random_samples, tiny_config
 
 from lorawgpu.data.batching import flatten
-from lorawgpu.engine import Engine, Options
-from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.lora.peft_config import LoraConfig
 
 
 @pytest.fixture(scope="module", params=["llama", "bitnet"])

@@ -8,7 +8,8 @@ import sys
 import pytest
 from tiny_run import MODEL, write_config
 
-from lorawgpu import evaluate, train
+from lorawgpu.evaluate import __main__ as evaluate
+from lorawgpu.train import __main__ as train
 
 
 def model_with(tmp_path, **keys):

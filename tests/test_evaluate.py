@@ -9,15 +9,15 @@ import pytest
 from golden_case import SMALL_CASES, read_case
 from tiny_run import MODEL, write_config, write_data
 
-from lorawgpu import evaluate as command
-from lorawgpu.config import load_config
+from lorawgpu.config.schema import load_config
 from lorawgpu.data.batching import IGNORE, Sample
-from lorawgpu.engine import Engine, Options
-from lorawgpu.evaluation import Evaluation, evaluate_source
-from lorawgpu.metrics import read_metrics
-from lorawgpu.model.layers import load_model
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.run import prepare
+from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.engine.evaluation import Evaluation, evaluate_source
+from lorawgpu.evaluate import __main__ as command
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.setup import prepare
+from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.loader import open_checkpoint
 
 
 def evaluate(capsys, *argv) -> dict:

@@ -14,12 +14,12 @@ from golden_case import GOLDEN
 from tiny_run import write_config
 from tiny_tokenizer import backend
 
-from lorawgpu.data.templates import BITNET, CHATML
-from lorawgpu.exporting import gguf, mlx, peft
-from lorawgpu.exporting.source import Source
-from lorawgpu.model.adapter import read_adapter
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.chat.builtin import BITNET, CHATML
+from lorawgpu.export import gguf, mlx, peft
+from lorawgpu.export.source import Source
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import read_adapter
+from lorawgpu.weights.loader import open_checkpoint
 
 # Each runtime's own arithmetic, written here anew from its documentation
 
@@ -134,7 +134,7 @@ def test_the_folder_holds_the_template_and_a_transcript(tmp_path, device, kernel
     assert said["prompt"] == f"<|im_start|>user\n{said['messages'][0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     assert said["prompt_ids"] == backend().encode(said["prompt"], add_special_tokens=False).ids
     assert 0 < len(said["answer_ids"]) <= 48 and said["answer"] == backend().decode(said["answer_ids"])
-    from lorawgpu.api import LoadedModel
+    from lorawgpu.api.model import LoadedModel
 
     llm = LoadedModel(device, open_checkpoint(model), read_adapter(adapter), kernels)
     logits = llm.logits(said["prompt_ids"] + said["answer_ids"])[len(said["prompt_ids"]) - 1 : -1]
@@ -184,7 +184,7 @@ def test_without_a_model_nothing_of_it_is_needed(tmp_path, capsys):
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     assert export("--adapter", adapter, "--to", "gguf", "--out", tmp_path / "g") == 2
     assert "names no base model, and this export needs one; give it with --model" in capsys.readouterr().err
-    code = "import sys, lorawgpu.export; sys.exit('wgpu' in sys.modules)"
+    code = "import sys, lorawgpu.export.__main__; sys.exit('wgpu' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -201,7 +201,7 @@ def test_without_a_model_nothing_of_it_is_needed(tmp_path, capsys):
     ],
 )
 def test_mlx_warns_of_bitnet_where_the_base_is_one_or_may_be(tmp_path, capsys, monkeypatch, base, said):
-    monkeypatch.setattr("lorawgpu.model.loader.download", None)  # nothing is fetched for a remark
+    monkeypatch.setattr("lorawgpu.weights.loader.download", None)  # nothing is fetched for a remark
     adapter = adapter_of(tmp_path / "a", DENSE)
     settings = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": base}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from exports import BITNET_CASE, DENSE, adapter_of, export
 
-from lorawgpu import export as command
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.exporting import gguf, mlx, peft
-from lorawgpu.exporting.effect import LowRank, check_effect, difference, effect_of
-from lorawgpu.exporting.staging import staged
-from lorawgpu.model.adapter import write_adapter
-from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.export import __main__ as command
+from lorawgpu.export import gguf, mlx, peft
+from lorawgpu.export.effect import LowRank, check_effect, difference, effect_of
+from lorawgpu.export.staging import staged
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import write_adapter
 
 
 @pytest.mark.parametrize("form", [peft, mlx, gguf], ids=lambda form: form.RUNTIME)

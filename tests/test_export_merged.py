@@ -9,16 +9,16 @@ from exports import DENSE, adapter_of, export, gguf_with_tokenizer, wanted
 from golden_case import GOLDEN, read_case
 from tiny_model import TinyCheckpoint, random_adapter, tiny_config
 
-from lorawgpu.data.templates import CHATML
+from lorawgpu.chat.builtin import CHATML
 from lorawgpu.errors import UserError
-from lorawgpu.exporting import merged
-from lorawgpu.exporting.hf_files import config_json, rope_settings
-from lorawgpu.exporting.weights_file import write_weights
-from lorawgpu.model.adapter import write_adapter
-from lorawgpu.model.config import Rope
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
-from lorawgpu.model.tensors import Dense
+from lorawgpu.export import merged
+from lorawgpu.export.hf_files import config_json, rope_settings
+from lorawgpu.export.weights_file import write_weights
+from lorawgpu.families.config import Rope
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import write_adapter
+from lorawgpu.weights.loader import open_checkpoint
+from lorawgpu.weights.tensors import Dense
 
 
 def test_merged_weights_are_base_and_change_rounded_once(tmp_path, capsys):

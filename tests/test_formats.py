@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.chat import ChatTemplate
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.files import BadLine
 from lorawgpu.data.formats import FORMATS, Chat, Text, Tokens, check_type, recognise, to_example
-from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.data.read_files import BadLine
 from lorawgpu.errors import UserError
 
 PLACE = ("data.jsonl", 3)

@@ -12,7 +12,7 @@ import pytest
 from test_resume import assert_same_run, everything
 from tiny_run import adapter_bytes
 
-from lorawgpu.checkpoint import load_checkpoint, newest_checkpoint
+from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 
 # Mounts the disk, leaves `free` bytes of it, trains, tells what is there; makes space, resumes, and takes all away.
 SCENE = """

@@ -12,16 +12,16 @@ from tiny_model import Tiny, tiny_config
 
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.generation.decoder import Decoder
-from lorawgpu.generation.generator import Generator
-from lorawgpu.generation.sampling import Sampling
+from lorawgpu.generate.decoder import Decoder
+from lorawgpu.generate.generator import Generator
+from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import Device, KernelCache
-from lorawgpu.model.adapter import read_adapter
-from lorawgpu.model.adapter_layout import AdapterLayout
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.model.context import AdapterBuffers
-from lorawgpu.model.layers import load_model
-from lorawgpu.model.loader import open_checkpoint
 from lorawgpu.ops.matvec import MAX_ROWS
+from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.loader import open_checkpoint
 
 CONTEXT = 128
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from byte_model import CASE
 
-from lorawgpu import generate as command
-from lorawgpu.model.base_name import plain_name
+from lorawgpu.generate import __main__ as command
+from lorawgpu.lora.base_name import plain_name
 
 
 @pytest.fixture

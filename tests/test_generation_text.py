@@ -4,10 +4,10 @@ import pytest
 import yaml
 from byte_model import CASE, byte_tokenizer
 
-from lorawgpu.data.chat import ChatTemplate
-from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.errors import UserError
-from lorawgpu.generation.text import Prompts, TextStream, template_for
+from lorawgpu.generate.prompts import Prompts, TextStream, template_for
 
 
 def test_pieces_are_whole_characters():

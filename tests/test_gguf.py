@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lorawgpu.errors import UserError
-from lorawgpu.model.gguf_checkpoint import LAYER_NAMES, TOP_NAMES, unpermute
-from lorawgpu.model.gguf_file import GgufFile
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.tensors import expected_tensors
+from lorawgpu.files.gguf import GgufFile
+from lorawgpu.weights.gguf_checkpoint import LAYER_NAMES, TOP_NAMES, unpermute
+from lorawgpu.weights.loader import open_checkpoint
+from lorawgpu.weights.tensors import expected_tensors
 
 GOLDEN = Path(__file__).parent / "golden"
 GGUF_NAMES = {hf: name for name, hf in (TOP_NAMES | LAYER_NAMES).items()}

@@ -8,13 +8,13 @@ from golden_case import GOLDEN
 from gradcheck import relative_error
 from tiny_model import ALL, Tiny, gradients, random_samples, tiny_config
 
-from lorawgpu import golden
 from lorawgpu.backward import linear as backward_linear
 from lorawgpu.backward import mlp as backward_mlp
 from lorawgpu.data.batching import flatten
-from lorawgpu.model.peft_config import LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.reference import model as reference
 from lorawgpu.reference.model import model_forward, window_gradients
+from lorawgpu.verify import cases as golden
 
 FLOAT32 = 3e-5  # float32 through two layers and back errs by 1e-6 to 5e-6; a missing term is off by 1e-2 or more
 NOISE = 1e-5  # two orders of the same float32 sums

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lorawgpu.model.hub import is_hub_name
+from lorawgpu.files.hub import is_hub_name
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -11,14 +11,14 @@ from exports import PECULIAR, adapter_of, export, gguf_with_tokenizer
 from golden_case import GOLDEN, SMALL_CASES
 from tiny_model import Tiny, random_samples, tiny_config
 
-from lorawgpu.api import LoadedModel
+from lorawgpu.api.model import LoadedModel
 from lorawgpu.data.batching import flatten
 from lorawgpu.errors import UserError
-from lorawgpu.evaluate import main as evaluate
-from lorawgpu.model.adapter import read_adapter
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.evaluate.__main__ import main as evaluate
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.reference.model import model_forward
+from lorawgpu.weights.loader import open_checkpoint
 
 DENSE = GOLDEN / "llama_dense"
 IDS = (np.arange(40) * 37 % 150).tolist()

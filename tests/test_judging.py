@@ -8,8 +8,8 @@ import pytest
 from golden_case import GOLDEN, SMALL_CASES
 from golden_results import KEYS, PHASES, perfect
 
-from lorawgpu.golden import read_case
-from lorawgpu.judging import QUANTITIES, compare, judge
+from lorawgpu.verify.cases import read_case
+from lorawgpu.verify.compare import QUANTITIES, compare, judge
 
 
 @pytest.fixture(params=SMALL_CASES)

@@ -11,8 +11,8 @@ import pytest
 from test_resume import assert_same_run, everything, start
 from tiny_run import write_config
 
-from lorawgpu import train as command
-from lorawgpu.checkpoint import newest_checkpoint
+from lorawgpu.train import __main__ as command
+from lorawgpu.train.checkpoint import newest_checkpoint
 
 
 def killed_and_resumed(config: Path, moments) -> int:
@@ -65,7 +65,7 @@ def test_ctrl_c_saves_and_leaves(tmp_path):
 
 def test_a_second_ctrl_c_leaves_at_once():
     program = (
-        "import signal\nfrom lorawgpu.interrupt import Interrupts\n"
+        "import signal\nfrom lorawgpu.train.interrupt import Interrupts\n"
         "with Interrupts(print):\n    signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n"
         "    print('still here')\n"
     )

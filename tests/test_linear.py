@@ -10,10 +10,8 @@ from oplab import Lab, normal, pad
 from tiny_model import random_adapter, tiny_config
 
 from lorawgpu.gpu import Workspace, padded
-from lorawgpu.model.adapter_layout import GROUPS, AdapterLayout
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
-from lorawgpu.model.tensors import Dense, Ternary
-from lorawgpu.model.weights import dense_weight, ternary_weight
+from lorawgpu.lora.layout import GROUPS, AdapterLayout
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.lora import lora_back, lora_backward, lora_down, lora_dropout_back, lora_up
@@ -22,6 +20,8 @@ from lorawgpu.reference import lora as reference
 from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
 from lorawgpu.reference.quantize import dequantize, quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
+from lorawgpu.weights.device import dense_weight, ternary_weight
+from lorawgpu.weights.tensors import Dense, Ternary
 
 FLOAT32 = 3e-6  # float32 sums of some hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2
 LAYER, KEY, P = 1, dropout_step_key(7, 3, 2), 0.3

@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from lorawgpu.errors import UserError
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.safetensors_file import SafetensorsFile
-from lorawgpu.model.tensors import expected_tensors, quantise_master
+from lorawgpu.files.safetensors import SafetensorsFile
+from lorawgpu.weights.loader import open_checkpoint
+from lorawgpu.weights.tensors import expected_tensors, quantise_master
 
 GOLDEN = Path(__file__).parent / "golden"
 DOWN = "model.layers.0.mlp.down_proj.weight"
@@ -111,7 +111,7 @@ def test_master_weights_are_quantised_by_their_mean():
 
 @pytest.mark.parametrize("out", [1, 2, 3, 4, 5, 7, 64])
 def test_packing_any_number_of_rows(out):
-    from lorawgpu.model.tensors import Dense
+    from lorawgpu.weights.tensors import Dense
 
     values = np.random.default_rng(out).standard_normal((out, 9)).astype(np.float32)
     packed, scale = quantise_master(Dense(values, "f32"), "w")
@@ -120,7 +120,7 @@ def test_packing_any_number_of_rows(out):
 
 
 def test_all_zero_master_weights_get_the_smallest_scale():
-    from lorawgpu.model.tensors import Dense
+    from lorawgpu.weights.tensors import Dense
 
     packed, scale = quantise_master(Dense(np.zeros((4, 3), np.float32), "f32"), "w")
     assert scale == np.float32(1e-5)
@@ -253,7 +253,7 @@ def test_reading_takes_the_memory_of_one_tensor(tmp_path):
     config = json.loads((GOLDEN / "llama_dense" / "config.json").read_text())
     config |= {"hidden_size": width, "intermediate_size": 2 * width, "head_dim": 256, "num_hidden_layers": layers}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    from lorawgpu.model.config_hf import from_hf
+    from lorawgpu.families.hf import from_hf
 
     shapes = expected_tensors(from_hf(config))
     save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
@@ -265,7 +265,7 @@ def test_reading_takes_the_memory_of_one_tensor(tmp_path):
 
 
 def test_loading_does_not_import_wgpu():
-    code = "import sys; import lorawgpu.model.loader, lorawgpu.data.tokenizer; sys.exit('wgpu' in sys.modules)"
+    code = "import sys; import lorawgpu.weights.loader, lorawgpu.tokenizer.hf; sys.exit('wgpu' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lorawgpu.metrics import MetricsLog, Progress, read_metrics
+from lorawgpu.train.metrics import MetricsLog, Progress, read_metrics
 
 
 def test_records_are_on_disk_at_once_and_not_finite_is_null(tmp_path):

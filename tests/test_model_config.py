@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorawgpu.errors import UserError
-from lorawgpu.model.config_hf import from_hf
+from lorawgpu.families.hf import from_hf
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

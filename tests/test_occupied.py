@@ -6,10 +6,10 @@ import pytest
 from test_resume import stopping_at
 from tiny_run import adapter_bytes, write_config
 
-from lorawgpu.checkpoint import list_checkpoints
-from lorawgpu.config import load_config
-from lorawgpu.metrics import read_metrics
-from lorawgpu.occupied import MARK, occupied
+from lorawgpu.config.schema import load_config
+from lorawgpu.train.checkpoint import list_checkpoints
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.run_dir import MARK, occupied
 
 
 def tree(folder):

@@ -6,8 +6,8 @@ from oplab import Lab, normal
 
 from lorawgpu.gpu import padded
 from lorawgpu.ops.attention_decode import KEYS, SPLITS, attention_decode, fits, parts_shape, stats_shape
+from lorawgpu.ops.decode_state import FIELDS, STRIDE
 from lorawgpu.ops.rope import rope_table
-from lorawgpu.ops.rows import FIELDS, STRIDE
 
 
 def rotated(x, angle):

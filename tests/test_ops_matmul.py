@@ -6,9 +6,9 @@ from gradcheck import relative_error
 from oplab import Lab, normal, pad
 
 from lorawgpu.gpu import padded
-from lorawgpu.model.weights import pack_blocks
 from lorawgpu.ops.matmul import BLOCKED_TERMS, TILES, LowRank, Segments, matmul, sum_splits
 from lorawgpu.reference.quantize import quantize_forward
+from lorawgpu.weights.device import pack_blocks
 
 WHOLE = 16 * 32  # terms that are whole tiles of every kind
 FLOAT32 = 2e-6  # float32 sums of a few hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2

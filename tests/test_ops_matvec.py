@@ -5,10 +5,10 @@ import pytest
 from oplab import Lab, assert_close, normal, pad
 
 from lorawgpu.gpu import padded
-from lorawgpu.model.tensors import Dense
-from lorawgpu.model.weights import Part, Weight, dense_weight, pack_blocks
 from lorawgpu.ops.matmul import LowRank, Segments
 from lorawgpu.ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input, team_of, unroll_of
+from lorawgpu.weights.device import Part, Weight, dense_weight, pack_blocks
+from lorawgpu.weights.tensors import Dense
 
 # float32 sums of K terms of order 1 in a tree: a few roundings of 6e-8 of the partial sums, which are below 100 here.
 RTOL, ATOL = 1e-5, 2e-5

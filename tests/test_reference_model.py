@@ -7,8 +7,8 @@ import pytest
 from gradcheck import check_gradients, relative_error
 
 from lorawgpu.data.batching import Sample, flatten
-from lorawgpu.doctoring.tiny import tiny_config
-from lorawgpu.model.config import Rope
+from lorawgpu.doctor.tiny_models import tiny_config
+from lorawgpu.families.config import Rope
 from lorawgpu.reference import model as reference
 from lorawgpu.reference.model import Model, adapter_names, window_gradients
 from lorawgpu.reference.rope import rope_forward

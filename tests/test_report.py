@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from tiny_run import MODEL, byte_model, write_config, write_data
 
-from lorawgpu import report
-from lorawgpu.config import load_config
-from lorawgpu.metrics import MetricsLog, read_metrics
-from lorawgpu.model.adapter import read_adapter, write_adapter
-from lorawgpu.report import write_report
-from lorawgpu.reporting.adapter import product_norm, read_change
-from lorawgpu.reporting.charts import line_chart
-from lorawgpu.reporting.record import read_run
+from lorawgpu.config.schema import load_config
+from lorawgpu.lora.peft_dir import read_adapter, write_adapter
+from lorawgpu.report import __main__ as report
+from lorawgpu.report.__main__ import write_report
+from lorawgpu.report.adapter import product_norm, read_change
+from lorawgpu.report.charts import line_chart
+from lorawgpu.report.record import read_run
+from lorawgpu.train.metrics import MetricsLog, read_metrics
 
 CHARTS = ("loss", "eval-loss", "learning-rate", "grad-norm", "speed", "memory", "adapter")
 HOSTILE = "<script>alert('x')</script> & \"quoted\""
@@ -75,7 +75,7 @@ def test_the_base_is_looked_at_before_the_first_step_and_leaves_no_trace(tmp_pat
     records = read_metrics(looked.run.folder / "metrics.jsonl")
     (base,) = [r["base_eval_loss"] for r in records if "base_eval_loss" in r]
     looked.engine.load("params", {n: np.zeros_like(t) for n, t in looked.run.start.items()})
-    from lorawgpu.evaluation import evaluate_source
+    from lorawgpu.engine.evaluation import evaluate_source
 
     assert evaluate_source(looked.engine, looked.run.data.validation).loss == base
 
@@ -235,7 +235,7 @@ def test_numbers_go_to_tensorboard_and_wandb(tmp_path, monkeypatch, lab):
 
 
 def test_a_number_that_is_not_finite_is_left_out(tmp_path):
-    from lorawgpu.sinks import TensorBoard
+    from lorawgpu.train.loggers import TensorBoard
 
     board = Library("tensorboard.summary")
     TensorBoard(board, tmp_path, {}).write(3, {"loss": float("nan"), "lr": 1.0})

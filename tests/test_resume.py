@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from tiny_run import MODEL, adapter_bytes, byte_model, write_config, write_data
 
-from lorawgpu import train as command
-from lorawgpu.checkpoint import load_checkpoint, newest_checkpoint
-from lorawgpu.data import chat
+from lorawgpu.chat import template as chat
 from lorawgpu.errors import UserError
-from lorawgpu.lock import LOCK_FILE, only_run_in
-from lorawgpu.metrics import read_metrics
-from lorawgpu.trainer import Trainer
+from lorawgpu.files.lock import LOCK_FILE, only_run_in
+from lorawgpu.train import __main__ as command
+from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.trainer import Trainer
 
 STEPS = 9
 

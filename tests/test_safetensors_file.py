@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from lorawgpu.errors import UserError
-from lorawgpu.model.safetensors_file import SafetensorsFile
+from lorawgpu.files.safetensors import SafetensorsFile
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

@@ -3,9 +3,9 @@
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lorawgpu.data.chat import MAX_TEMPLATE, ChatTemplate, TemplateFailed
-from lorawgpu.data.sandbox import MAX_BITS, Budget, Sandbox, TooMuch, charge
-from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.sandbox import MAX_BITS, Budget, Sandbox, TooMuch, charge
+from lorawgpu.chat.template import MAX_TEMPLATE, ChatTemplate, TemplateFailed
 from lorawgpu.errors import UserError
 
 TURNS = [{"role": "user", "content": "Hi *there*"}, {"role": "assistant", "content": " Yes. \n"}] * 3

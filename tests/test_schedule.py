@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from lorawgpu.config import TrainConfig
+from lorawgpu.config.schema import TrainConfig
 from lorawgpu.ops.step import adam_scales
 from lorawgpu.optim.schedule import Schedule, schedule_of
 

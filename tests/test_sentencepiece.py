@@ -3,8 +3,8 @@
 import pytest
 from test_tokenizer import write_gguf
 
-from lorawgpu.data.tokenizer import Tokenizer
 from lorawgpu.errors import UserError
+from lorawgpu.tokenizer.hf import Tokenizer
 
 SP_PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
 

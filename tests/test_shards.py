@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_loader import DOWN, GOLDEN, copy_case, read_tensors, refusal, write_tensors
 
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.weights.loader import open_checkpoint
 
 
 def split(folder, count=2):

@@ -13,8 +13,8 @@ import pytest
 from golden_case import GOLDEN
 from tiny_run import write_config
 
-from lorawgpu.checkpoint import newest_checkpoint
-from lorawgpu.streams import Guarded
+from lorawgpu.train.checkpoint import newest_checkpoint
+from lorawgpu.util.streams import Guarded
 
 MODEL = GOLDEN / "llama_dense"
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
-from lorawgpu.data.tokenizer import Tokenizer
-from lorawgpu.data.tokenizer_gguf import SPLITS
 from lorawgpu.errors import UserError
-from lorawgpu.model.gguf_file import GgufFile
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.files.gguf import GgufFile
+from lorawgpu.tokenizer.gguf import SPLITS
+from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.weights.loader import open_checkpoint
 
 DATA = Path(__file__).parent / "data"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

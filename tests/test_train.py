@@ -11,18 +11,18 @@ import yaml
 from golden_case import GOLDEN, reference_model
 from tiny_run import MODEL, adapter_bytes, byte_model, losses, write_config, write_data
 
-from lorawgpu import train as command
-from lorawgpu.config import load_config
+from lorawgpu.config.schema import load_config
 from lorawgpu.data.batching import IGNORE, Sample, flatten
-from lorawgpu.evaluation import evaluate_source
-from lorawgpu.metrics import read_metrics
-from lorawgpu.model.adapter import read_adapter
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.engine.evaluation import evaluate_source
+from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.optim.schedule import Schedule
 from lorawgpu.reference.adamw import grad_norm
 from lorawgpu.reference.model import window_gradients
-from lorawgpu.run import prepare
-from lorawgpu.trainer import Trainer
+from lorawgpu.train import __main__ as command
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.setup import prepare
+from lorawgpu.train.trainer import Trainer
+from lorawgpu.weights.loader import open_checkpoint
 
 ADAPTER = MODEL / "adapter_init"  # B is not zero: every gradient is alive
 

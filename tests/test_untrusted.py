@@ -16,14 +16,14 @@ import zstandard
 from pyarrow import parquet
 from tiny_tokenizer import backend
 
-from lorawgpu import golden
-from lorawgpu.config import load_config
-from lorawgpu.data.files import MAX_RECORD, parse, read
-from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.config.schema import load_config
+from lorawgpu.data.read_files import MAX_RECORD, parse, read
 from lorawgpu.errors import UserError
-from lorawgpu.metrics import read_metrics
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.safetensors_file import SafetensorsFile
+from lorawgpu.files.safetensors import SafetensorsFile
+from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.verify import cases as golden
+from lorawgpu.weights.loader import open_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden"
 MIB = 1 << 20

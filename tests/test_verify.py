@@ -10,12 +10,12 @@ import pytest
 from golden_case import GOLDEN, SMALL_CASES, reference_model
 from golden_results import KEYS, PHASES, perfect
 
-from lorawgpu import verify
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.errors import UserError
-from lorawgpu.golden import read_case
-from lorawgpu.judging import judge
 from lorawgpu.reference.model import model_forward
+from lorawgpu.verify import __main__ as verify
+from lorawgpu.verify.cases import read_case
+from lorawgpu.verify.compare import judge
 
 
 @pytest.fixture

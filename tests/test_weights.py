@@ -8,13 +8,13 @@ from golden_case import GOLDEN
 from oplab import normal
 
 from lorawgpu.gpu import open_dry_device, padded
-from lorawgpu.model.adapter_layout import GROUPS
-from lorawgpu.model.layers import load_model
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.synthetic import outline
-from lorawgpu.model.tensors import Dense, Ternary
-from lorawgpu.model.weights import codes, dense_weight, empty_parts, pack_blocks, ternary_weight
+from lorawgpu.lora.layout import GROUPS
 from lorawgpu.reference.ternary import ternary_pack
+from lorawgpu.weights.device import codes, dense_weight, empty_parts, pack_blocks, ternary_weight
+from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.loader import open_checkpoint
+from lorawgpu.weights.synthetic import outline
+from lorawgpu.weights.tensors import Dense, Ternary
 
 
 def limited(device, nbytes):

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from lorawgpu.data.batching import flatten
-from lorawgpu.doctoring.tiny import TinyCheckpoint, random_adapter, random_samples, reference_model, tiny_config
-from lorawgpu.engine import Engine, Options
-from lorawgpu.model.adapter_layout import AdapterLayout
-from lorawgpu.model.layers import load_model
-from lorawgpu.model.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.doctor.tiny_models import TinyCheckpoint, random_adapter, random_samples, reference_model, tiny_config
+from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.optim.adamw import AdamW
+from lorawgpu.weights.device_model import load_model
 
 __all__ = ["ALL", "Tiny", "TinyCheckpoint", "gradients", "random_adapter", "random_samples", "tiny_config"]
 

@@ -10,12 +10,12 @@ import tokenizers
 import yaml
 from golden_case import GOLDEN
 
-from lorawgpu import train as command
-from lorawgpu.config import load_config
-from lorawgpu.metrics import read_metrics
-from lorawgpu.resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
-from lorawgpu.run import build_engine, prepare
-from lorawgpu.trainer import Trainer
+from lorawgpu.config.schema import load_config
+from lorawgpu.train import __main__ as command
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
+from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.trainer import Trainer
 
 MODEL = GOLDEN / "llama_dense"
 VOCABULARY = 150  # that the smallest golden models share

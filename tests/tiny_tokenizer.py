@@ -5,7 +5,7 @@ from functools import cache
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
-from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.tokenizer.hf import Tokenizer
 
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
            "<start_of_turn>", "<end_of_turn>", "<|end|>", "<|user|>", "<|assistant|>", "<|endoftext|>"]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The reverse walk: the gradient of every file of `model/`, under the same name."""

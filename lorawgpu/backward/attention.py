@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from ..ops.attention import attention_backward
-from ..ops.rmsnorm import rmsnorm_backward
-from ..ops.rope import rope_backward
-from .linear import project_backward, renorm
+from lorawgpu.backward.linear import project_backward, renorm
+from lorawgpu.ops.attention import attention_backward
+from lorawgpu.ops.rmsnorm import rmsnorm_backward
+from lorawgpu.ops.rope import rope_backward
 
 
 def o_backward(c, layer, dx, s, *, below: bool):

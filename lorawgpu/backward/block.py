@@ -1,8 +1,8 @@
 """Gradient of one decoder block: model/block.py in reverse."""
 
-from ..model.adapter_layout import GROUPS
-from .attention import o_backward, qkv_backward
-from .mlp import down_backward, gate_up_backward
+from lorawgpu.backward.attention import o_backward, qkv_backward
+from lorawgpu.backward.mlp import down_backward, gate_up_backward
+from lorawgpu.lora.layout import GROUPS
 
 
 def block_backward(c, layer, dx, s):

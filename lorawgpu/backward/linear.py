@@ -1,8 +1,8 @@
 """Gradient of a fused projection with its adapters; mirrors model/linear.py."""
 
-from ..ops.linear import linear_backward
-from ..ops.lora import lora_back, lora_backward, lora_dropout_back
-from ..ops.rmsnorm import rmsnorm_forward
+from lorawgpu.ops.linear import linear_backward
+from lorawgpu.ops.lora import lora_back, lora_backward, lora_dropout_back
+from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 
 def project_backward(c, layer, name, dx, dy, source, s, *, width):

@@ -5,11 +5,11 @@ logits = rmsnorm(x[rows], norm) @ head^T;  loss = sum of cross-entropies;  dx[ro
 
 from dataclasses import dataclass
 
-from ..gpu.tensor import Tensor, padded
-from ..ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum
-from ..ops.gather import gather_backward, gather_forward
-from ..ops.linear import linear_backward, linear_forward
-from ..ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
+from lorawgpu.gpu.tensor import Tensor, padded
+from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum
+from lorawgpu.ops.gather import gather_backward, gather_forward
+from lorawgpu.ops.linear import linear_backward, linear_forward
+from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 
 CHUNK_ALIGN = 64  # rows of a chunk: whole tiles of the head's product
 LOGITS_BUDGET = 512 << 20  # bytes of logits that exist at once

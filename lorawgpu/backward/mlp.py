@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from ..model.mlp import gate
-from ..ops.gate import gate_backward
-from ..ops.rmsnorm import rmsnorm_backward
-from .linear import project_backward, renorm
+from lorawgpu.backward.linear import project_backward, renorm
+from lorawgpu.model.mlp import gate
+from lorawgpu.ops.gate import gate_backward
+from lorawgpu.ops.rmsnorm import rmsnorm_backward
 
 
 def down_backward(c, layer, dx, s, *, below: bool):

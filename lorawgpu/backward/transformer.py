@@ -1,7 +1,7 @@
 """The backward walk: blocks from the last to the one with the lowest adapter."""
 
-from ..model.block import block_recompute
-from .block import block_backward
+from lorawgpu.backward.block import block_backward
+from lorawgpu.model.block import block_recompute
 
 
 def transformer_backward(c, dx, saved, checkpointing: bool):

@@ -1,0 +1,1 @@
+"""Files to records to token ids to micro-batches."""

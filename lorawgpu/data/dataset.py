@@ -14,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.data import cache
+from lorawgpu.chat.template import ChatTemplate
+from lorawgpu.data import token_store as cache
 from lorawgpu.data.batching import Sample, Source
-from lorawgpu.data.cache import Counts, StoreWriter, TokenStore
-from lorawgpu.data.chat import ChatTemplate
+from lorawgpu.data.checksum import Damaged
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.files import BadLine, parse, read
-from lorawgpu.data.finding import find_files
+from lorawgpu.data.find_files import find_files
 from lorawgpu.data.formats import Place, check_type, recognise
-from lorawgpu.data.seal import Damaged
-from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.data.read_files import BadLine, parse, read
+from lorawgpu.data.token_store import Counts, StoreWriter, TokenStore
 from lorawgpu.data.workers import fill
 from lorawgpu.errors import UserError
+from lorawgpu.tokenizer.hf import Tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from functools import partial
 import numpy as np
 from tokenizers import Encoding
 
+from lorawgpu.chat.loss_mask import EndMarks, Frame, bodies
+from lorawgpu.chat.spans import blanks_before, overlapping, special_at, tokens_of
+from lorawgpu.chat.template import ChatTemplate, TemplateFailed
 from lorawgpu.data.batching import IGNORE, Sample
-from lorawgpu.data.chat import ChatTemplate, TemplateFailed
-from lorawgpu.data.files import Raw, bad_line, parse
 from lorawgpu.data.formats import Chat, Example, Place, Text, Tokens, to_example
-from lorawgpu.data.mask import EndMarks, Frame, bodies
-from lorawgpu.data.spans import blanks_before, overlapping, special_at, tokens_of
-from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.data.read_files import Raw, bad_line, parse
 from lorawgpu.errors import UserError
+from lorawgpu.tokenizer.hf import Tokenizer
 
 
 class NeedsTokenizer(UserError):

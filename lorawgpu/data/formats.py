@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.files import bad_line
+from lorawgpu.data.read_files import bad_line
 from lorawgpu.errors import UserError
-from lorawgpu.model.files import brief
-from lorawgpu.nearest import nearest
+from lorawgpu.files.untrusted import brief
+from lorawgpu.util.suggest import nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SPEAKERS = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lorawgpu.data.batching import IGNORE, Sample
-from lorawgpu.data.cache import Counts, TokenStore
-from lorawgpu.data.tokenizer import Tokenizer
+from lorawgpu.data.token_store import Counts, TokenStore
+from lorawgpu.tokenizer.hf import Tokenizer
 
 GREEN, RESET = "\x1b[30;42m", "\x1b[0m"
 OPEN, CLOSE = (

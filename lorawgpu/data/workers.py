@@ -17,9 +17,9 @@ import numpy as np
 from tqdm import tqdm
 
 from lorawgpu.data.batching import Sample
-from lorawgpu.data.cache import Chunk, Counts, StoreWriter
 from lorawgpu.data.encode import Encoder
-from lorawgpu.data.files import BadLine, Raw, is_plain_lines, read, split_lines
+from lorawgpu.data.read_files import BadLine, Raw, is_plain_lines, read, split_lines
+from lorawgpu.data.token_store import Chunk, Counts, StoreWriter
 from lorawgpu.errors import UserError
 
 CHUNK = 2 << 20  # bytes of input that one worker encodes at a time

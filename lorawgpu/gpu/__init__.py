@@ -1,11 +1,11 @@
 """The GPU layer: devices, tensors, kernels and replayed plans. Nothing here knows what a model is."""
 
-from .device import Device, device_errors, open_device
-from .dry import open_dry_device
-from .kernel import KernelCache
-from .plan import Plan
-from .tensor import Tensor, padded
-from .workspace import Workspace
+from lorawgpu.gpu.device import Device, device_errors, open_device
+from lorawgpu.gpu.dry import open_dry_device
+from lorawgpu.gpu.kernel import KernelCache
+from lorawgpu.gpu.plan import Plan
+from lorawgpu.gpu.tensor import Tensor, padded
+from lorawgpu.gpu.workspace import Workspace
 
 __all__ = [
     "Device",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import wgpu
 
-from ..errors import DeviceError, UserError
-from .tensor import DTYPES, Tensor
+from lorawgpu.errors import DeviceError, UserError
+from lorawgpu.gpu.tensor import DTYPES, Tensor
 
 # WebGPU's guaranteed limits: every kernel is planned within these. All are named, because wgpu-py would ask for the
 # adapter's maximum of any that is not.

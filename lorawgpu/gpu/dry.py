@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from .device import DEFAULT_LIMITS, Device, list_adapters, open_device
+from lorawgpu.gpu.device import DEFAULT_LIMITS, Device, list_adapters, open_device
 
 NO_ADAPTER = SimpleNamespace(
     info={"device": "no GPU adapter here", "adapter_type": "Unknown", "backend_type": "none", "description": "none"},

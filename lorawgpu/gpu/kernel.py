@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 import jinja2.meta
 
-from ..errors import DeviceError
+from lorawgpu.errors import DeviceError
 
 SHADERS = Path(__file__).parent.parent / "shaders"
 _USES = re.compile(r"^// uses: (common/\w+\.wgsl)$", re.M)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 
-from ..errors import DeviceError
-from .kernel import KernelCache
-from .tensor import Tensor
+from lorawgpu.errors import DeviceError
+from lorawgpu.gpu.kernel import KernelCache
+from lorawgpu.gpu.tensor import Tensor
 
 SLOT = 256  # uniform offset alignment
 UNIFORMS = 64 << 10  # bytes of one uniform buffer

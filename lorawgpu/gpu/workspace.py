@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from .tensor import DTYPES, Tensor, padded
+from lorawgpu.gpu.tensor import DTYPES, Tensor, padded
 
 WASTE = 2  # a buffer may be this much larger than what it is taken for
 

@@ -1,8 +1,8 @@
 """x1 = x + O(rmsnorm(attention(rope(Q n), rope(K n), V n), attn_sub_norm)),  n = rmsnorm(x, input_layernorm)."""
 
-from ..ops.attention import attention_forward
-from ..ops.rope import rope_forward
-from .linear import norm_input, plain_input, project
+from lorawgpu.model.linear import norm_input, plain_input, project
+from lorawgpu.ops.attention import attention_forward
+from lorawgpu.ops.rope import rope_forward
 
 
 def attention_block_forward(c, layer, x, s):

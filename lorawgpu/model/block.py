@@ -1,7 +1,7 @@
 """One decoder block, as the equations of the model read: attention, then feed-forward, each added to the stream."""
 
-from .attention import attention_block_forward
-from .mlp import down_forward, gate_up_forward
+from lorawgpu.model.attention import attention_block_forward
+from lorawgpu.model.mlp import down_forward, gate_up_forward
 
 
 def block_forward(c, layer, x, x2, s):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from ..gpu import Plan, Workspace
-from ..gpu.tensor import Tensor
-from .adapter_layout import AdapterLayout
-from .layers import Layer, Model, Widths
+from lorawgpu.gpu import Plan, Workspace
+from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.weights.device_model import Layer, Model, Widths
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ A norm and the A side of the adapters are one dispatch, and so are a product, th
 
 from dataclasses import dataclass
 
-from ..gpu.tensor import Tensor
-from ..ops.attention_decode import attention_decode, fits, parts_shape, stats_shape
-from ..ops.embedding import embedding_forward
-from ..ops.lora import lora_up
-from ..ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input
-from ..ops.rows import field
-from .config import ModelConfig
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.ops.attention_decode import attention_decode, fits, parts_shape, stats_shape
+from lorawgpu.ops.decode_state import field
+from lorawgpu.ops.embedding import embedding_forward
+from lorawgpu.ops.lora import lora_up
+from lorawgpu.ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input
 
 
 def decodes(config: ModelConfig, rows: int) -> bool:

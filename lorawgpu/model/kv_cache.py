@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from ..errors import UserError
-from ..gpu.tensor import Tensor, padded
-from .config import ModelConfig
+from lorawgpu.errors import UserError
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.gpu.tensor import Tensor, padded
 
 SPAN_ALIGN = 128  # spans begin where attention's blocks of keys do, so a sequence has the same bits in any of them
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ..gpu.tensor import Tensor
-from ..ops.linear import linear_forward
-from ..ops.lora import lora_down, lora_up
-from ..ops.quantize import quantize_forward, rmsnorm_quantize_forward
-from ..ops.rmsnorm import rmsnorm_forward
+from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.ops.linear import linear_forward
+from lorawgpu.ops.lora import lora_down, lora_up
+from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
+from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 
 @dataclass(frozen=True)

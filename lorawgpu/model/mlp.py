@@ -1,7 +1,7 @@
 """x2 = x1 + DOWN(rmsnorm(act(GATE h) * UP h, ffn_sub_norm)),  h = rmsnorm(x1, post_attention_layernorm)."""
 
-from ..ops.gate import gate_forward
-from .linear import norm_input, plain_input, project
+from lorawgpu.model.linear import norm_input, plain_input, project
+from lorawgpu.ops.gate import gate_forward
 
 
 def gate_up_forward(c, layer, s):

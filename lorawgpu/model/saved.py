@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..gpu.tensor import Tensor
-from .adapter_layout import GROUPS
+from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.lora.layout import GROUPS
 
 
 def take_h(c, layer) -> dict:

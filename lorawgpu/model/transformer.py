@@ -1,8 +1,8 @@
 """The forward walk: embedding, blocks; the head is the loss's business (backward/loss.py) and generation's."""
 
-from ..ops.embedding import embedding_forward
-from .block import block_forward
-from .saved import Saved, take_h
+from lorawgpu.model.block import block_forward
+from lorawgpu.model.saved import Saved, take_h
+from lorawgpu.ops.embedding import embedding_forward
 
 
 def embed(c, x):

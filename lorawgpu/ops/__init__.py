@@ -1,0 +1,1 @@
+"""One op, one file: checks shapes and records dispatches."""

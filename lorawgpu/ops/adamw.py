@@ -1,6 +1,6 @@
 """The gradient norm and AdamW over the adapter's flat buffers. Equations: shaders/adamw.wgsl."""
 
-from .checks import WG, expect, expect_state, fold, fold_elements
+from lorawgpu.ops.checks import WG, expect, expect_state, fold, fold_elements
 
 GROUP = WG * 16 * 4  # elements that one workgroup of norm_partial sums: WG threads, SPAN vec4s each
 _NONE = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import UserError
-from ..gpu import padded
-from . import attention_chain, attention_flash
+from lorawgpu.errors import UserError
+from lorawgpu.gpu import padded
+from lorawgpu.ops import attention_chain, attention_flash
 
 IMPLEMENTATIONS = {"flash": attention_flash, "chain": attention_chain}
 MAX_HEAD_DIM = 256

@@ -3,8 +3,8 @@
 Equations and kernels: shaders/attention_chain.wgsl. `sizes` is an ops.attention.Sizes; shapes are checked there.
 """
 
-from ..errors import DeviceError
-from ..gpu import padded
+from lorawgpu.errors import DeviceError
+from lorawgpu.gpu import padded
 
 TILE = 16
 

@@ -5,9 +5,9 @@ Equations: shaders/attention_decode.wgsl.j2. The parts of the splits are combine
 
 import math
 
-from . import rows as row_state
-from .attention import MAX_HEAD_DIM
-from .checks import expect
+from lorawgpu.ops import decode_state as row_state
+from lorawgpu.ops.attention import MAX_HEAD_DIM
+from lorawgpu.ops.checks import expect
 
 SPLITS = 32  # workgroups that share a long sequence, at most
 KEYS = 64  # of a block: the shortest split

@@ -7,7 +7,7 @@ Equations and what is guaranteed: shaders/attention_flash_*.wgsl.j2; tiles: shad
 import math
 from typing import NamedTuple
 
-from .checks import fold, fold_elements
+from lorawgpu.ops.checks import fold, fold_elements
 
 
 class Tile(NamedTuple):

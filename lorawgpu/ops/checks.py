@@ -1,6 +1,6 @@
 """What every op wrapper does before it records: check shapes, and fold a long grid into two dimensions."""
 
-from ..gpu import Tensor, padded
+from lorawgpu.gpu import Tensor, padded
 
 WG = 256  # threads a workgroup of the element-wise kernels
 STATE_WORDS = 16  # of the `state` buffer; what they hold: shaders/window.wgsl

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..gpu import padded
-from .checks import expect, expect_state, fold
+from lorawgpu.gpu import padded
+from lorawgpu.ops.checks import expect, expect_state, fold
 
 
 def cross_entropy_forward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id):

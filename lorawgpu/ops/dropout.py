@@ -1,7 +1,7 @@
 """Dropout of the adapter path, its mask a hash. Equations: shaders/dropout.wgsl; the bits: reference/dropout.py."""
 
-from ..reference.dropout import MODULES
-from .checks import WG, expect_rows, fold_elements
+from lorawgpu.ops.checks import WG, expect_rows, fold_elements
+from lorawgpu.reference.dropout import MODULES
 
 
 def _record(plan, y, x, step, *, layer, module, rows, width, p, accumulate):

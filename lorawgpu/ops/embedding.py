@@ -1,7 +1,7 @@
 """Embedding lookup. Equations: shaders/embedding.wgsl."""
 
-from ..gpu import padded
-from .checks import expect, expect_rows, fold_elements
+from lorawgpu.gpu import padded
+from lorawgpu.ops.checks import expect, expect_rows, fold_elements
 
 FORMATS = {"f32": 0, "bf16": 1, "f16": 2}
 

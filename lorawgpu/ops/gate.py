@@ -1,7 +1,7 @@
 """Gating of the feed-forward middle. Equations and layout: shaders/gate.wgsl."""
 
-from ..gpu import padded
-from .checks import expect, expect_rows, expect_state, fold_elements
+from lorawgpu.gpu import padded
+from lorawgpu.ops.checks import expect, expect_rows, expect_state, fold_elements
 
 SILU = {"silu": True, "relu2": False}
 

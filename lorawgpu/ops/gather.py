@@ -1,7 +1,7 @@
 """Rows with a target, out of the residual stream and back into its gradient. Equations: shaders/gather.wgsl."""
 
-from ..gpu import padded
-from .checks import expect, expect_rows, fold_elements
+from lorawgpu.gpu import padded
+from lorawgpu.ops.checks import expect, expect_rows, fold_elements
 
 
 def gather_forward(plan, y, x, index, target_ids, *, start, rows, width):

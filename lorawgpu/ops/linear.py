@@ -1,7 +1,7 @@
 """A frozen weight: y = x W^T and dx = dy W, with the low-rank terms of its adapters (ops/lora.py) in the epilogues."""
 
-from ..gpu.tensor import padded
-from .matmul import SHORT, LowRank, Segments, matmul, sum_splits, workgroups
+from lorawgpu.gpu.tensor import padded
+from lorawgpu.ops.matmul import SHORT, LowRank, Segments, matmul, sum_splits, workgroups
 
 LEAST_TERMS = 256  # of a reduction, in each of the parts that it is split into
 GRAIN = 1 << 18  # elements: parts that hold more are rounded up to it, so that plans of other capacities can use them

@@ -7,10 +7,10 @@ follows uses h and dh as they are: y += h B^T, dB += dy^T h, dA += dh^T d(x), dx
 from dataclasses import dataclass
 from math import gcd
 
-from ..gpu.tensor import Tensor, padded
-from .dropout import dropout_add, dropout_forward
-from .linear import split_matmul
-from .matmul import DEPTH, SHORT, LowRank, Segments, matmul, sum_splits
+from lorawgpu.gpu.tensor import Tensor, padded
+from lorawgpu.ops.dropout import dropout_add, dropout_forward
+from lorawgpu.ops.linear import split_matmul
+from lorawgpu.ops.matmul import DEPTH, SHORT, LowRank, Segments, matmul, sum_splits
 
 # A long reduction is summed in parts, by its length alone, so that a forward has the same bits in every batch:
 SPLIT_TERMS = 256  # terms of a part,

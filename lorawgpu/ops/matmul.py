@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..gpu.tensor import Tensor
+from lorawgpu.gpu.tensor import Tensor
 
 # (BM, BN, TM, TN, BK): the tile of a workgroup, the part of it that one thread holds in registers, the terms in a tile.
 TILES = {

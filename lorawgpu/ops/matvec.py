@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..gpu import Tensor, padded
-from .checks import fold
-from .linear import in_part
-from .matmul import NEVER, NO_LORA
+from lorawgpu.gpu import Tensor, padded
+from lorawgpu.ops.checks import fold
+from lorawgpu.ops.linear import in_part
+from lorawgpu.ops.matmul import NEVER, NO_LORA
 
 MAX_ROWS = 8  # sums of all rows and lanes fill WebGPU's 16 KiB of workgroup memory
 LANES = 128  # of a workgroup

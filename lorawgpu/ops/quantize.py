@@ -3,8 +3,8 @@
 Its backward is the identity (straight through), so there is none; the norm's is ops/rmsnorm.py.
 """
 
-from ..gpu import padded
-from .checks import expect, expect_rows, expect_state, fold
+from lorawgpu.gpu import padded
+from lorawgpu.ops.checks import expect, expect_rows, expect_state, fold
 
 
 def quantize_forward(plan, xq, qscale, x, state, *, rows, width, record_id):

@@ -1,7 +1,7 @@
 """RMSNorm pair. Equations and saved tensors: shaders/rmsnorm.wgsl."""
 
-from ..gpu import padded
-from .checks import expect, expect_rows, fold
+from lorawgpu.gpu import padded
+from lorawgpu.ops.checks import expect, expect_rows, fold
 
 
 def rmsnorm_forward(plan, y, rstd, x, weight, *, rows, width, eps):

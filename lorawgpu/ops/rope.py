@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..gpu import padded
-from .checks import WG, expect, fold
+from lorawgpu.gpu import padded
+from lorawgpu.ops.checks import WG, expect, fold
 
 
 def rope_table(inv_freq: np.ndarray, positions: int) -> np.ndarray:

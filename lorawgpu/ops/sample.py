@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import wgpu
 
-from ..gpu import Device, Tensor
-from ..reference.sample import key_of
-from .rows import STRIDE
+from lorawgpu.gpu import Device, Tensor
+from lorawgpu.ops.decode_state import STRIDE
+from lorawgpu.reference.sample import key_of
 
 RING = 64  # tokens of a row that `history` keeps: the host has to read it that often
 STRIPE = 1024  # logits that a workgroup looks through, as long as there are no more than MAX_STRIPES

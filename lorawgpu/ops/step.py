@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import wgpu
 
-from ..gpu import Device, Tensor
+from lorawgpu.gpu import Device, Tensor
 
 _LAYOUT = "<4f2I"
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..gpu import Device, Tensor
-from .checks import STATE_WORDS, expect, expect_state
+from lorawgpu.gpu import Device, Tensor
+from lorawgpu.ops.checks import STATE_WORDS, expect, expect_state
 
 NO_RECORD = 0xFFFFFFFF
 

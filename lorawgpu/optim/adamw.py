@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..config import TrainConfig
-from ..ops.adamw import adamw_step, grad_norm, partial_count
-from ..ops.step import adam_scales, pack_step
+from lorawgpu.config.schema import TrainConfig
+from lorawgpu.ops.adamw import adamw_step, grad_norm, partial_count
+from lorawgpu.ops.step import adam_scales, pack_step
 
 DEFAULTS = TrainConfig.model_fields
 PIECE_ALIGN = 64  # elements: pieces start at multiples of 256 bytes

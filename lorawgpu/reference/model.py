@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .activation import gate_backward, gate_forward
-from .adamw import adamw_update, clip_scale, grad_norm
-from .attention import attention_backward, attention_forward
-from .cross_entropy import cross_entropy_backward, cross_entropy_forward
-from .dense import dense_backward, dense_forward
-from .dropout import MODULES, dropout_mask, dropout_step_key
-from .embedding import embedding_forward
-from .gather import gather_backward, gather_forward
-from .lora import lora_backward, lora_forward
-from .quantize import quantize_backward, quantize_forward, quantize_residual
-from .rmsnorm import rmsnorm_backward, rmsnorm_forward
-from .rope import rope_backward, rope_forward, rope_tables
-from .ternary import bitlinear_backward, bitlinear_forward
+from lorawgpu.reference.activation import gate_backward, gate_forward
+from lorawgpu.reference.adamw import adamw_update, clip_scale, grad_norm
+from lorawgpu.reference.attention import attention_backward, attention_forward
+from lorawgpu.reference.cross_entropy import cross_entropy_backward, cross_entropy_forward
+from lorawgpu.reference.dense import dense_backward, dense_forward
+from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
+from lorawgpu.reference.embedding import embedding_forward
+from lorawgpu.reference.gather import gather_backward, gather_forward
+from lorawgpu.reference.lora import lora_backward, lora_forward
+from lorawgpu.reference.quantize import quantize_backward, quantize_forward, quantize_residual
+from lorawgpu.reference.rmsnorm import rmsnorm_backward, rmsnorm_forward
+from lorawgpu.reference.rope import rope_backward, rope_forward, rope_tables
+from lorawgpu.reference.ternary import bitlinear_backward, bitlinear_forward
 
 
 @dataclass(frozen=True)

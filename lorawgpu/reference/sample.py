@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .dropout import START, fold, mix
+from lorawgpu.reference.dropout import START, fold, mix
 
 
 def key_of(seed: int) -> np.ndarray:

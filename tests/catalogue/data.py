@@ -8,7 +8,7 @@ import pyarrow
 from pyarrow import parquet
 from tiny_tokenizer import backend
 
-from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN
 
 from . import DENSE, copy_of, evaluate
 

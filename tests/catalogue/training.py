@@ -5,7 +5,7 @@ from functools import partial
 from test_checkpoint import snapshot
 from tiny_run import write_config
 
-from lorawgpu.checkpoint import OPTIMIZER_FILE, STATE_FILE, save_checkpoint
+from lorawgpu.train.checkpoint import OPTIMIZER_FILE, STATE_FILE, save_checkpoint
 
 
 def config(folder, content, *argv):

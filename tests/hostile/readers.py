@@ -4,20 +4,20 @@ from pathlib import Path
 
 import numpy as np
 
-from lorawgpu import golden
-from lorawgpu.checkpoint import load_checkpoint, newest_checkpoint
-from lorawgpu.config import load_config
-from lorawgpu.data.chat import ChatTemplate, resolve_template
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.template import ChatTemplate, resolve_template
+from lorawgpu.config.schema import load_config
 from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
 from lorawgpu.data.encode import EncodeSettings
-from lorawgpu.data.templates import BUILT_IN
-from lorawgpu.data.tokenizer import Tokenizer
-from lorawgpu.metrics import read_metrics
-from lorawgpu.model.adapter import read_adapter
-from lorawgpu.model.loader import open_checkpoint
-from lorawgpu.model.safetensors_file import NUMPY_TYPES, SafetensorsFile
-from lorawgpu.model.tensors import is_linear
-from lorawgpu.resume import Standing
+from lorawgpu.files.safetensors import NUMPY_TYPES, SafetensorsFile
+from lorawgpu.lora.peft_dir import read_adapter
+from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
+from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.resume import Standing
+from lorawgpu.verify import cases as golden
+from lorawgpu.weights.loader import open_checkpoint
+from lorawgpu.weights.tensors import is_linear
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]

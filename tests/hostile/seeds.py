@@ -19,8 +19,8 @@ from test_gguf import write_gguf
 from test_tokenizer import gguf_values
 from tiny_tokenizer import backend
 
-from lorawgpu.checkpoint import save_checkpoint
-from lorawgpu.data.templates import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.train.checkpoint import save_checkpoint
 
 from . import mutations as m
 

@@ -1,0 +1,1 @@
+"""The Python API: `lorawgpu.load` and what a loaded model can be asked."""

@@ -1,0 +1,84 @@
+"""What a key of the config may hold, and what is said of a value that it may not; an entry of `datasets`."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from lorawgpu.data.batch_order import HEAVIEST, LIGHTEST
+from lorawgpu.data.formats import ALIASES, FORMATS, check_type
+from lorawgpu.lora.peft_config import LINEAR_MODULES
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def _number_from_text(value):
+    """`1e-4` is a string to YAML 1.1, which wants `1.0e-4`; people write the former."""
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def as_list(value):
+    return [value] if isinstance(value, str) else value
+
+
+def _data_set(value):
+    if not isinstance(value, dict | BaseModel):
+        raise ValueError(f"wanted `- path: {value if isinstance(value, str) else 'FILE'}`")
+    return value
+
+
+def _data_sets(value):
+    if not isinstance(value, list):
+        raise ValueError(f"wanted a list, such as `- path: {value if isinstance(value, str) else 'FILE'}`")
+    return value
+
+
+def _targets(value):
+    if value == "all-linear":
+        return value
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        raise ValueError("wanted a list of module names, or all-linear")
+    for name in value:
+        if name.split(".")[-1] not in LINEAR_MODULES:
+            raise ValueError(f"no module is called {name!r}; wanted some of {', '.join(LINEAR_MODULES)}")
+    return value
+
+
+def _val_set_size(value):
+    if value >= 1 and value != int(value):
+        raise ValueError("wanted a whole number of samples, or a fraction below 1")
+    return int(value) if value == int(value) else value
+
+
+def _fits_float32(value):
+    if value > 1e30:
+        raise ValueError("input should be at most 1e30, which float32 holds")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_number_from_text), Field(allow_inf_nan=False), AfterValidator(_fits_float32)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, lt=1)]
+MANY = 2**31 - 1  # beyond every count that makes sense; larger ones overflow what is computed from them
+Count = Annotated[int, Field(ge=1, le=MANY)]
+HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size)]
+Targets = Annotated[Literal["all-linear"] | list[str], BeforeValidator(_targets)]
+Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
+Names = Annotated[list[str], BeforeValidator(as_list)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class DataSet(Section):
+    path: str = Field(min_length=1)
+    """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
+    type: Format | None = None
+    """The format; recognised by the keys of the records when left out."""
+    weight: Annotated[Number, Field(ge=LIGHTEST, le=HEAVIEST)] = 1.0
+    """How often an epoch sees each of its samples."""
+
+
+DataSets = Annotated[list[Annotated[DataSet, BeforeValidator(_data_set)]], BeforeValidator(_data_sets)]

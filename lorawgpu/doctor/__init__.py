@@ -1,0 +1,1 @@
+"""`lorawgpu doctor`: this machine, and every kernel against its reference."""

@@ -1,0 +1,92 @@
+"""One kernel at one shape against its reference: recorded, run twice, compared."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import wgpu
+
+from lorawgpu.doctor.lab import Fault, Lab
+from lorawgpu.errors import DeviceError
+from lorawgpu.gpu import KernelCache, Plan
+
+
+@dataclass(frozen=True)
+class Case:
+    """`record(lab, *args)` records ops of shader `kernel` and returns a function of their results after the run:
+    {name: (got, want)}. `tolerance` bounds `error_of` of each."""
+
+    kernel: str
+    record: Callable
+    tolerance: float
+    args: tuple = ()
+
+    @property
+    def shape(self) -> str:
+        return ", ".join(map(str, self.args))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a check. `error` is None when it never got to a comparison; then `fault` says why."""
+
+    kernel: str
+    shape: str
+    error: float | None
+    tolerance: float
+    worst: str = ""  # the first result that is wrong, else the one with the largest error
+    fault: str = ""
+    seconds: float = 0.0
+    ran: tuple = ()  # the shaders that a case dispatched, in order
+
+    @property
+    def ok(self) -> bool:
+        return not self.fault and self.error <= self.tolerance  # false for NaN
+
+    @property
+    def named(self) -> str:
+        """The kernel, with the shaders that ran beside it: one of them may be the broken one."""
+        others = [name for name in self.ran if name != self.kernel]
+        return self.kernel + (f" (with {', '.join(others)})" if others else "")
+
+
+def error_of(got: np.ndarray, want: np.ndarray) -> float:
+    """Largest difference over the largest wanted value (over 1 where nothing is wanted); infinite for NaN.
+
+    Fault when `got` is wider than `want` and that padding is not zero.
+    """
+    width = want.shape[-1] if want.ndim else None
+    if width is not None and got[..., width:].any():
+        raise Fault("the padding of a row is not zero")
+    got, want = np.asarray(got[..., :width], np.float64), np.asarray(want, np.float64)
+    if not want.size:
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(got - want).max() / (np.abs(want).max() or 1.0)
+    return float(error) if np.isfinite(error) else float("inf")
+
+
+def measure(case: Case, lab: Lab) -> tuple[float, str]:
+    """The error of the first result of a case that is wrong (later ones follow from it), else the largest."""
+    with lab.section:
+        results = case.record(lab, *case.args)
+    lab.run()
+    errors = {name: error_of(got, want) for name, (got, want) in results().items()}
+    wrong = (name for name, error in errors.items() if error > case.tolerance)
+    worst = next(wrong, max(errors, key=errors.get))
+    return errors[worst], worst
+
+
+def run_case(device, kernels: KernelCache, case: Case) -> Outcome:
+    """Never raises for what a broken kernel or driver does: that is the outcome's `fault`."""
+    began, plan = time.perf_counter(), Plan(device, kernels)
+    error, worst, fault = None, "", ""
+    try:
+        error, worst = measure(case, Lab(plan))
+    except (Fault, DeviceError, wgpu.GPUError, ValueError) as found:  # ValueError: a shader without what its op binds
+        fault = str(found).strip() or type(found).__name__
+    seconds = time.perf_counter() - began
+    labels = [record.label for records in plan.sections.values() for record in records]
+    ran = tuple(dict.fromkeys(label.split("/")[-1].split(":")[0] for label in labels))
+    return Outcome(case.kernel, case.shape, error, case.tolerance, worst, fault, seconds, ran)

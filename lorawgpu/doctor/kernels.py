@@ -1,0 +1,54 @@
+"""The table: every shader, the sizes it is tried at, and how far from its reference it may be.
+
+Errors are relative to the largest value of a result (check.error_of). float32 sums of K random terms err by about
+sqrt(K) x 6e-8 of it; a lost term or a wrong index is off by 1e-2 and more.
+"""
+
+from lorawgpu.doctor import attention, optimizer, sampling
+from lorawgpu.doctor import elementwise as rows
+from lorawgpu.doctor import matmul as products
+from lorawgpu.doctor.check import Case
+
+EXACT = 0.0
+ROUNDED = 2e-6  # a few roundings of float32, and sums of some hundred terms
+SUMMED = 1e-5  # sums of thousands of terms, exp and its argument's rounding
+
+TABLE = (
+    ("clear", rows.clear, EXACT, [(1000,)]),
+    ("rmsnorm", rows.rmsnorm, ROUNDED, [(3, 123), (2, 2560)]),
+    ("quantize", rows.quantize, EXACT, [(3, 123), (2, 6912)]),
+    ("quantize", rows.rmsnorm_quantize, ROUNDED, [("with rows", 3, 123), ("codes", 3, 123), ("codes", 2, 2560)]),
+    ("rope", rows.rotary, ROUNDED, [(5, 3, 1, 6), (3, 20, 5, 128)]),
+    ("gate", rows.gate, ROUNDED, [("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912)]),
+    ("gather", rows.gather, EXACT, [(9, 123), (5, 2560)]),
+    ("embedding", rows.embedding, EXACT, [("bf16", 7, 123), ("f16", 7, 123), ("f32", 7, 2560)]),
+    ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
+    ("cross_entropy", rows.cross_entropy, SUMMED, [(3, 123), (3, 49152)]),
+    ("adamw", optimizer.adamw, SUMMED, [(33000, 64, 4)]),
+    ("window", optimizer.window, EXACT, [("bad",), ("good",)]),
+    ("matmul", products.matmul_tiles, ROUNDED, [
+        ("tall", "row", "nk", 131, 208, 512), ("medium", "row", "kn", 131, 208, 84),
+        ("small", "col", "kn", 131, 208, 84), ("flat", "row", "nk", 5, 208, 84), ("skinny", "col", "kn", 131, 16, 84),
+    ]),
+    ("matmul", products.matmul_stores, ROUNDED, [
+        (store, layout, 35, 64, 96) for store in ("bf16", "f16", "ternary") for layout in ("nk", "kn")
+    ]),
+    ("matmul", products.matmul_int8, EXACT, [("medium", 67, 112, 2048), ("flat", 7, 112, 2576)]),
+    ("matmul", products.matmul_epilogue, ROUNDED, [("f32", 37, 144, 64, 4), ("int8", 37, 144, 64, 20)]),
+    ("matmul", products.matmul_backward, ROUNDED, [(20, 96, 48, 12)]),
+    ("sum_splits", products.matmul_splits, ROUNDED, [(3, 24, 32, 1000)]),
+    ("matvec", products.matvec_dense, ROUNDED, [("f32", 1, 123, 48), ("bf16", 3, 64, 576), ("f16", 8, 37, 1536)]),
+    ("matvec", products.matvec_ternary, ROUNDED, [(1, 144, 528, 8), (5, 144, 2560, 8)]),
+    ("matvec_input", products.matvec_source, SUMMED, [
+        ("rows", "f32", 3, 1096), ("silu", "f32", 3, 1096), ("attention", "f32", 3, 1096), ("relu2", "int8", 3, 1096),
+        ("rows", "int8", 1, 2560),
+    ]),
+    ("attention_chain", attention.attention, SUMMED, [("chain", 4, 1, 6, 33, 4)]),
+    ("flash attention", attention.attention, SUMMED, [
+        ("flash", 3, 1, 8, 33, 4), ("flash", 9, 3, 64, 41, 29), ("flash", 5, 5, 128, 70),
+    ]),
+    ("attention_decode", attention.decode, SUMMED, [(9, 3, 64, 65, 64, 1), (20, 5, 128, 1, 70)]),
+    ("sample", sampling.sample, EXACT, [("greedy", 5000), ("draw", 3001), ("draw", 50)]),
+)  # fmt: skip
+
+CASES = [Case(kernel, record, tolerance, args) for kernel, record, tolerance, sizes in TABLE for args in sizes]

@@ -1,0 +1,61 @@
+"""The kernels of an optimizer step, against their references. Each: (lab, sizes) -> results; see check.Case."""
+
+import numpy as np
+
+from lorawgpu.doctor.lab import normal
+from lorawgpu.ops.adamw import adamw_step, grad_norm, partial_count
+from lorawgpu.ops.step import adam_scales, pack_step, step_buffer
+from lorawgpu.ops.window import State, begin_window, end_window, pack_state
+from lorawgpu.reference import adamw as reference
+
+BETA1, BETA2, ADAM_EPS, DECAY, LR, TARGETS, MAX_NORM = 0.9, 0.999, 1e-8, 0.01, 0.02, 5, 1.0
+
+
+def adamw(lab, *sizes):
+    """The second step of pieces of these sizes, clipped."""
+    step, t = step_buffer(lab.device), 2
+    m_scale, v_scale = adam_scales(t, BETA1, BETA2)
+    lab.device.write(step, pack_step(lr=LR, inv_targets=1 / TARGETS, m_scale=m_scale, v_scale=v_scale))
+    grads = [normal(n) for n in sizes]
+    start = [[normal(n, seed=1), 0.1 * normal(n, seed=2), np.abs(normal(n, seed=3))] for n in sizes]
+    state, norm, partials = lab.state(), lab.output(1), lab.output(partial_count(sizes))
+    ggrads = [lab.input(g) for g in grads]
+    outs = [[lab.output(n, initial=array) for array in arrays] for n, arrays in zip(sizes, start, strict=True)]
+    grad_norm(lab.plan, norm.exact, partials.exact, ggrads, step, state.exact, record_id=4)
+    hyper = {"beta1": BETA1, "beta2": BETA2, "eps": ADAM_EPS, "weight_decay": DECAY, "max_norm": MAX_NORM}
+    for tensors, g in zip(outs, ggrads, strict=True):
+        adamw_step(lab.plan, *(t.exact for t in tensors), g, norm.exact, step, state.exact, **hyper)
+
+    def results():
+        scaled = [g.astype(np.float64) / TARGETS for g in grads]
+        want_norm = reference.grad_norm(scaled)
+        clip = reference.clip_scale(want_norm, MAX_NORM)
+        found = {"norm": (norm.value, np.array([want_norm])), "state": (state.value, np.zeros(16))}
+        for i, (tensors, arrays, g) in enumerate(zip(outs, start, scaled, strict=True)):
+            p, m, v = (a.astype(np.float64) for a in arrays)
+            wanted = reference.adamw_update(p, clip * g, m, v, t, LR, BETA1, BETA2, ADAM_EPS, DECAY)
+            for name, out, want in zip(("p", "m", "v"), tensors, wanted, strict=True):
+                found[f"{name} of piece {i}"] = out.value, want
+        return found
+
+    return results
+
+
+def window(lab, which):
+    """A window that begins after a bad one; then one that ends, itself bad or good."""
+    bad = which == "bad"
+    states = State(True, 2, 5, 7, 9), State(bad, 2, 5, 7, 9)
+    begun, ended = (lab.output(16, initial=pack_state(state), dtype="u32") for state in states)
+    total = lab.output(2, initial=[3, 4], dtype="u32")
+    begin_window(lab.plan, begun.exact, total.exact)
+    end_window(lab.plan, ended.exact)
+
+    def results():
+        after = State(True, 3, 6, None, 10) if bad else State(False, 0, 5, 7, 10)
+        return {
+            "begun": (begun.value, pack_state(State(False, 2, 5, 7, 9))),
+            "ended": (ended.value, pack_state(after)),
+            "total": (total.value, np.zeros(2)),
+        }
+
+    return results

@@ -1,1 +1,0 @@
-"""What `lorawgpu doctor` looks at: this system, every kernel against its reference, and tiny models end to end."""

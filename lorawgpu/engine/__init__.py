@@ -1,0 +1,1 @@
+"""Plans recorded once per capacity and replayed: losses, gradients, optimizer steps."""

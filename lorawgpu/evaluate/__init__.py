@@ -1,0 +1,1 @@
+"""`lorawgpu evaluate`: held-out loss."""

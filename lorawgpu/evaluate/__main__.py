@@ -1,0 +1,83 @@
+"""`python -m lorawgpu.evaluate --model M [--adapter A] --data FILE`: the loss on a file, as one JSON line."""
+
+import json
+import math
+import sys
+from argparse import Namespace
+
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.cli import add_device_option, add_model_options, main_of, parser_of
+from lorawgpu.config.schema import TrainConfig
+from lorawgpu.config.types import MANY
+from lorawgpu.data.batching import token_capacity
+from lorawgpu.data.dataset import Joined
+from lorawgpu.data.preview import summary
+from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.engine.evaluation import evaluate_source
+from lorawgpu.errors import UserError
+from lorawgpu.gpu import device_errors, open_device
+from lorawgpu.lora.base_name import note_other_base
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_dir import read_adapter
+from lorawgpu.train.setup import load_data, words_of_model
+from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+
+ROWS = 2048  # tokens evaluated at a time, more where a sample is longer
+
+
+def parse(argv: list[str]) -> Namespace:
+    parser = parser_of("evaluate")
+    add_model_options(parser)
+    parser.add_argument(
+        "--data", metavar="FILE", required=True, help="what to evaluate on, in any format of `datasets`"
+    )
+    usage = "longer samples are truncated to this (default: what the model was made for)"
+    parser.add_argument("--sequence-len", metavar="N", type=int, help=usage)
+    usage = f"instead of the model's own: one of {', '.join(BUILT_IN)}, a Jinja file or the template itself"
+    parser.add_argument("--chat-template", metavar="T", help=usage)
+    add_device_option(parser)
+    args = parser.parse_args(argv)
+    if args.sequence_len is not None and not 2 <= args.sequence_len <= MANY:
+        raise UserError(f"--sequence-len {args.sequence_len}: wanted at least 2 tokens and at most {MANY}")
+    return args
+
+
+def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
+    """What a training run would read the data with; its defaults are those of the schema."""
+    template = "chat_template" if args.chat_template in BUILT_IN else "chat_template_jinja"
+    return TrainConfig(
+        base_model=args.model,
+        datasets=[{"path": args.data}],
+        sequence_len=args.sequence_len or checkpoint.config.max_position_embeddings,
+        excess_length_strategy="truncate",
+        **{template: args.chat_template},
+    )
+
+
+def run(argv: list[str]) -> None:
+    args = parse(argv)
+    checkpoint = open_checkpoint(args.model)
+    lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter is not None else (None, None)
+    if lora:
+        note_other_base(args.adapter, checkpoint.name)
+    config = config_of(args, checkpoint)
+    data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")
+    if data.counts.truncated or data.counts.dropped or data.counts.shared:
+        print(summary(data.counts), file=sys.stderr)
+    source = Joined(data.train)
+    longest, tokens = int(source.lengths.max()), int(source.lengths.sum())
+    with device_errors():
+        device = open_device(args.device)
+        layout = AdapterLayout(lora, checkpoint.config) if lora else None
+        options = Options(token_capacity(1, max(longest, min(tokens, ROWS))), longest)
+        engine = Engine(device, load_model(device, checkpoint), options, layout, tensors)
+        result = evaluate_source(engine, source)
+    numbers = {"loss": result.loss, "perplexity": result.perplexity, "tokens": result.tokens}
+    print(json.dumps({k: v if math.isfinite(v) else None for k, v in numbers.items()}))
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

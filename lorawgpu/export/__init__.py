@@ -1,0 +1,1 @@
+"""`lorawgpu export`: adapters and merged models for other runtimes."""

@@ -1,0 +1,102 @@
+"""`python -m lorawgpu.export --adapter A --to FORMAT --out PATH [--model M]`: take an adapter to other runtimes."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from lorawgpu.cli import add_device_option, main_of, parser_of
+from lorawgpu.errors import UserError
+from lorawgpu.export import gguf, merged, mlx, peft
+from lorawgpu.export.effect import check_effect
+from lorawgpu.export.source import Source, open_source
+from lorawgpu.export.staging import file_names, staged
+
+FORMATS = {"peft": peft, "gguf": gguf, "mlx": mlx, "merged": merged}
+NEED_MODEL = ("gguf", "merged")
+
+
+def parse(argv: list[str]) -> Namespace:
+    parser = parser_of("export")
+    parser.add_argument("--adapter", metavar="DIR", required=True, help="a PEFT adapter directory")
+    parser.add_argument("--to", metavar="|".join(FORMATS), choices=FORMATS, required=True, help="the format to write")
+    parser.add_argument(
+        "--out", metavar="PATH", required=True, help="a folder to make; for gguf also a name of a .gguf"
+    )
+    usage = "its base: adds a check of the logits, the chat template and a sample transcript"
+    parser.add_argument("--model", metavar="M", help=f"{usage} (gguf and merged: default what the adapter names)")
+    known = ", ".join(name for names in gguf.ARCHS.values() for name in names)
+    usage = "for gguf, where runtimes disagree: general.architecture of the base"
+    parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
+    usage = "for merged: write a ternary base's linears as bf16 with the adapter in them, for evaluation only"
+    parser.add_argument("--dequantise", action="store_true", help=usage)
+    add_device_option(parser)
+    args = parser.parse_args(argv)
+    if args.arch is not None and args.to != "gguf":
+        raise UserError(f"--arch {args.arch}: only --to gguf has an architecture")
+    if args.dequantise and args.to != "merged":
+        raise UserError("--dequantise: only --to merged writes weights of the base")
+    return args
+
+
+def run(argv: list[str]) -> None:
+    args = parse(argv)
+    source = open_source(args.adapter, args.model, args.to in NEED_MODEL)
+    out, form = Path(args.out), FORMATS[args.to]
+    if args.to == "merged":
+        merged.check_mergeable(source, args.dequantise)
+    main_file = gguf.FILE if args.to == "gguf" and out.suffix == ".gguf" else None
+    with staged(out, main_file) as folder:
+        if args.to == "gguf":
+            gguf.write(folder, source, args.arch)
+        else:
+            form.write(folder, source)
+        said = check_merged(folder, source, args) if form is merged else check_adapter(folder, source, form, args)
+        written = sorted(path.name for path in folder.iterdir())
+    targets = file_names(out, written, main_file) if main_file else {name: out / name for name in written}
+    what = merged.what(source) if form is merged else args.to
+    print(f"wrote {what}: {', '.join(map(str, targets.values()))}")
+    for line in said:
+        print(f"  {line}")
+    remarks = form.remarks(source)
+    if remarks:
+        print(f"what {form.RUNTIME} is known to get wrong here:" if form is not merged else "know:")
+    for remark in remarks:
+        print(f"  - {remark}")
+
+
+def check_adapter(folder: Path, source: Source, form, args: Namespace) -> list[str]:
+    """Read an adapter back and compare its effect with ours: by matrices, and with a model by logits."""
+    effect = form.read(folder, source)
+    worst = check_effect(source.effect, effect, args.out)
+    said = [f"read back: {len(effect)} linears change as the adapter changes them, to {worst:.1e}"]
+    if source.checkpoint is None:
+        return [*said, "without --model: logits not compared, no chat template, no sample transcript"]
+    return said + with_device(folder, source, args, lambda probe: probe.adapter(effect))
+
+
+def check_merged(folder: Path, source: Source, args: Namespace) -> list[str]:
+    """Read merged weights back and compare them with base and adapter; logits only where it is the same model."""
+    said = [f"read back: {merged.check(folder, source)}"]
+    if source.config.ternary:
+        text = "logits not compared: without int8 activations this is another model"
+        return [*said, *with_device(folder, source, args, lambda probe: text)]
+    checkpoint = merged.reopen(folder, source)
+    return said + with_device(folder, source, args, lambda probe: probe.merged(checkpoint))
+
+
+def with_device(folder: Path, source: Source, args: Namespace, judge) -> list[str]:
+    """What `judge` says of the model on the device, and the sample that is written there."""
+    from lorawgpu.export.probe import Probe  # exports without a model need no wgpu
+    from lorawgpu.export.sample import write_sample
+    from lorawgpu.gpu import device_errors, open_device
+
+    with device_errors():
+        probe = Probe(source, open_device(args.device))
+        said = [judge(probe), write_sample(folder, source, probe)]
+    return [line for line in said if line]
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What an adapter does to each linear, whatever file it comes from: W becomes W + scale * B @ A."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_dir import tensor_names
+
+TOLERANCE = 1e-6  # of float32: alpha and a matrix that takes in a factor are rounded once each, 6e-8 relative
+LINEAR = re.compile(rf"model\.layers\.(?P<layer>\d+)\.(?P<path>(self_attn|mlp)\.({'|'.join(LINEAR_MODULES)}))")
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The change of one weight matrix: `scale * b @ a`, a [r, in], b [out, r], its rows in Hugging Face's order."""
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+    def delta(self) -> np.ndarray:
+        """The change itself, float32 [out, in]."""
+        return (np.float32(self.scale) * self.b) @ self.a
+
+
+def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, LowRank]:
+    """The change of every adapted linear, by module path. UserError for a module that is no linear of a layer."""
+    effect = {}
+    for module in dict.fromkeys(name.removeprefix("base_model.model.").split(".lora_")[0] for name in tensors):
+        if not LINEAR.fullmatch(module):
+            raise UserError(
+                f"the adapter changes {module}, which is no linear of a layer: such adapters are not exported "
+                "(other runtimes refuse them too where the head is the embedding)"
+            )
+        a, b = tensor_names(module)
+        effect[module] = LowRank(tensors[a], tensors[b], lora.scale(module))
+    return effect
+
+
+def as_tensors(lora: LoraConfig, effect: dict[str, LowRank]) -> dict[str, np.ndarray]:
+    """PEFT tensors that have this effect under the ranks and scales of `lora`.
+
+    What lies beyond a rank is left out: some formats fill up, and `check_effect` sees whether that is all 0.
+    """
+    tensors = {}
+    for module, change in effect.items():
+        (a, b), rank = tensor_names(module), lora.rank(module)
+        tensors[a] = change.a[:rank]
+        tensors[b] = (change.b[:, :rank] * (change.scale / lora.scale(module))).astype(np.float32)
+    return tensors
+
+
+def one_scale(scales: dict[str, float]) -> tuple[float, dict[str, float]]:
+    """For a file that holds one number for all modules: the most frequent one, and what is left for each module."""
+    values = list(scales.values())
+    common = max(values, key=values.count)
+    return common, {module: scale / common for module, scale in scales.items()}
+
+
+def difference(ours: LowRank, theirs: LowRank) -> float:
+    """||theirs - ours|| / ||ours|| of the changes, Frobenius; the numerator alone where ours is 0.
+
+    [out, in] is never built: ||P Q|| = ||R_P R_Q^T|| with P = [s B, -s' B'], Q^T = [A; A'] and the R of their QR.
+    """
+    if ours.a.shape[1] != theirs.a.shape[1] or len(ours.b) != len(theirs.b):
+        return float("inf")
+    b = np.hstack([ours.scale * ours.b.astype(np.float64), -theirs.scale * theirs.b.astype(np.float64)])
+    a = np.vstack([ours.a, theirs.a]).astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    r = len(ours.a)
+    size = _norm(b[:, :r], a[:r])
+    return _norm(b, a) / (size or 1.0)
+
+
+def _norm(b: np.ndarray, a: np.ndarray) -> float:
+    """||b @ a|| for tall b and wide a."""
+    return float(np.linalg.norm(np.linalg.qr(b, "r") @ np.linalg.qr(a.T, "r").T))
+
+
+def check_effect(ours: dict[str, LowRank], theirs: dict[str, LowRank], where: str) -> float:
+    """The largest `difference`. CheckFailed, naming the module, when it is more than rounding or one has no partner."""
+    if odd := sorted(ours.keys() ^ theirs.keys()):
+        raise CheckFailed(f"{where}, read back: {odd[0]} is in one of the adapter and the export only")
+    errors = {module: difference(change, theirs[module]) for module, change in ours.items()}
+    worst = max(errors, key=errors.get)
+    if not errors[worst] <= TOLERANCE:
+        raise CheckFailed(
+            f"{where}, read back: the change of {worst} differs from the adapter's by {errors[worst]:.1e}"
+        )
+    return errors[worst]

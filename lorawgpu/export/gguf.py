@@ -1,0 +1,114 @@
+"""llama.cpp: a GGUF adapter.
+
+Its runtime computes W x + alpha/r * B (A x), r from the shape of each lora_b and one alpha for all; so alpha takes in
+rsLoRA's scale, and what patterns change in single modules goes into their lora_b. Arch `llama` stores the rows of q and
+k in the order of interleaved RoPE, and lora_b must follow; the bitnet archs keep Hugging Face's order.
+Format: https://github.com/ggml-org/llama.cpp (convert_lora_to_gguf.py, src/llama-adapter.cpp)
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.errors import UserError
+from lorawgpu.export.effect import LINEAR, LowRank, one_scale
+from lorawgpu.export.source import Source
+from lorawgpu.files.gguf import GgufFile
+from lorawgpu.weights.gguf_checkpoint import LAYER_NAMES, hf_name, unpermute
+
+RUNTIME = "llama.cpp"
+FILE = "adapter.gguf"
+ARCHS = {"llama": ("llama",), "bitnet": ("bitnet", "bitnet-b1.58")}  # by family, the default first
+GGUF_NAMES = {path: name for name, path in LAYER_NAMES.items()}
+
+
+def arch_of(source: Source, arch: str | None) -> str:
+    """The `general.architecture` to write. UserError for one that is not of this base model."""
+    known = ARCHS[source.config.family]
+    if arch is not None and arch not in known:
+        raise UserError(f"--arch {arch}: for a base of the family {source.config.family} wanted {' or '.join(known)}")
+    return arch or known[0]
+
+
+def write(folder: Path, source: Source, arch: str | None = None) -> None:
+    import gguf
+
+    alpha, rest = one_scale({module: c.scale * len(c.a) for module, c in source.effect.items()})
+    writer = gguf.GGUFWriter(folder / FILE, arch_of(source, arch))
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+    for module, change in source.effect.items():
+        layer, path = LINEAR.fullmatch(module).group("layer", "path")
+        b = (change.b * rest[module]).astype(np.float32)
+        if heads := _permuted_heads(source, path):
+            b = permute(b, heads)
+        name = f"blk.{layer}.{GGUF_NAMES[path]}.weight"
+        writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(change.a, np.float32))
+        writer.add_tensor(f"{name}.lora_b", np.ascontiguousarray(b))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    (file,) = writer.fout
+    end = file.tell()
+    writer.close()
+    if (folder / FILE).stat().st_size < end:  # numpy does not look at what closing its copy of the file says
+        raise OSError(f"{end} bytes were to be written")
+
+
+def permute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of q or k `[heads*HD, n]` from the half-split RoPE order to llama.cpp's interleaved one."""
+    out, width = weight.shape
+    return weight.reshape(heads, 2, out // heads // 2, width).swapaxes(1, 2).reshape(out, width)
+
+
+def _permuted_heads(source: Source, path: str) -> int:
+    """Heads of a linear whose rows this family's arch permutes, 0 where it keeps them."""
+    if source.config.family != "llama":
+        return 0
+    heads = {
+        "self_attn.q_proj": source.config.num_attention_heads,
+        "self_attn.k_proj": source.config.num_key_value_heads,
+    }
+    return heads.get(path, 0)
+
+
+def read(folder: Path, source: Source) -> dict[str, LowRank]:
+    file = GgufFile(folder / FILE)
+    alpha, effect = file.metadata["adapter.lora.alpha"], {}
+    for name in file.tensors:
+        base, matrix = name.rsplit(".", 1)
+        if matrix == "lora_a":
+            a, b = file.read(name)[0], file.read(f"{base}.lora_b")[0]
+            module = hf_name(base).removesuffix(".weight")
+            if heads := _permuted_heads(source, LINEAR.fullmatch(module)["path"]):
+                b = unpermute(b, heads)
+            effect[module] = LowRank(a, b, alpha / b.shape[1])
+    return effect
+
+
+def remarks(source: Source) -> list[str]:
+    found = []
+    if source.config.act == "relu2":
+        found += [
+            "relu²: the graph of arch bitnet computes SiLU instead in most builds (newer ones read bitnet.hidden_act "
+            "from the base model's GGUF and fall back to SiLU without it); perplexity rises about sixfold, with or "
+            "without an adapter. bitnet.cpp computes relu² for arch bitnet-b1.58",
+            "the adapter must name the base's architecture, and runtimes disagree on it: bitnet in llama.cpp, "
+            'bitnet-b1.58 in bitnet.cpp and its forks; at "model arch and LoRA arch mismatch" give the other to --arch',
+            "older bitnet graphs multiply by the weight scale after adding the adapter: where the base keeps its "
+            "scales as tensors of their own, the adapter then runs at a wrong scale",
+        ]
+    if source.config.ternary:
+        found.append(
+            "activations are rounded in other blocks than the int8 per token that the model was trained with, or not "
+            "at all: expect differences of a few percent in the logits"
+        )
+    else:
+        found.append(
+            "a quantised base: llama.cpp rounds the activations of its products to 8 bits in blocks, which moves the "
+            "logits by about 3% with Q4_1, as much as a weak adapter does; the adapter itself runs in float32"
+        )
+    if len(set(source.scales.values())) > 1 or source.lora.use_rslora:
+        found.append("alpha and lora_b take in rsLoRA and patterns: adapter.lora.alpha is not the config's lora_alpha")
+    return found

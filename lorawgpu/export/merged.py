@@ -1,0 +1,144 @@
+"""Merged weights: a Hugging Face folder in which W + s B A stands for W, every tensor in the dtype of the base.
+
+Dense models only. A ternary W + s B A is no longer ternary, and rounding it back to {-w, 0, w} rounds the adapter away;
+`dequantise` writes it in bf16 all the same, to evaluate the effect of that.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.export.hf_files import write_hf_files
+from lorawgpu.export.source import Source
+from lorawgpu.export.weights_file import read_weights, write_weights
+from lorawgpu.files.untrusted import read_json_object
+from lorawgpu.reference.ternary import ternary_unpack
+from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
+from lorawgpu.weights.hf_folder import HfFolder
+from lorawgpu.weights.tensors import Dense, is_linear
+
+RUNTIME = "merged weights"
+# Half a unit in the last place, relative; below the smallest normal number absolute.
+HALF_STEP = {"bf16": (2.0**-8, 2.0**-134), "f16": (2.0**-11, 2.0**-25), "f32": (2.0**-24, 2.0**-150)}
+BESIDE = {".json", ".jinja", ".txt", ".model", ".md", ".py", ""}  # what a model folder holds that is no weights
+
+
+def check_mergeable(source: Source, dequantise: bool) -> None:
+    """UserError, with the reason, where merging makes no sense."""
+    if source.config.ternary and not dequantise:
+        raise UserError(
+            f"{source.checkpoint.name} is ternary, so an adapter cannot be merged into it: weights of -w, 0 and w have "
+            "no room for a small change, and rounding to them destroys the adapter. Serve base and adapter unmerged "
+            "(--to peft or gguf); --dequantise writes merged bf16 weights for evaluation only"
+        )
+    if dequantise and not source.config.ternary:
+        raise UserError("--dequantise is for ternary bases; this one is dense: leave it out")
+
+
+def what(source: Source) -> str:
+    """The export in a few words: a ternary base's is no model to serve."""
+    return "merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY" if source.config.ternary else "merged"
+
+
+def write(folder: Path, source: Source) -> None:
+    write_weights(folder, merged_tensors(source))
+    if isinstance(source.checkpoint, GgufCheckpoint):
+        write_hf_files(folder, source.checkpoint)
+        return
+    for path in source.checkpoint.path.iterdir():
+        if path.is_file() and path.suffix in BESIDE and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+    if source.config.ternary:
+        config = read_json_object(folder / "config.json")
+        del config["quantization_config"]
+        config.pop("dtype", None)
+        (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
+
+
+def merged_tensors(source: Source) -> Iterator[tuple[str, Dense]]:
+    """All tensors of the merged model, one at a time. CheckFailed for a value that its dtype cannot hold."""
+    for name in source.checkpoint.keys():
+        base = _base(source, name)
+        change = source.effect.get(name.removesuffix(".weight"))
+        if change is not None:
+            base = narrow(base.float32() + change.delta(), base.dtype)
+            if not np.isfinite(base.float32()).all():
+                raise CheckFailed(f"{name}: with the adapter merged it holds a value that {base.dtype} cannot")
+        yield name, base
+
+
+def _base(source: Source, name: str) -> Dense:
+    if not (source.config.ternary and is_linear(name)):
+        return source.checkpoint.dense(name)
+    ternary = source.checkpoint.ternary(name)
+    return narrow(ternary_unpack(ternary.packed, ternary.out).astype(np.float32) * np.float32(ternary.scale), "bf16")
+
+
+def narrow(values: np.ndarray, dtype: str) -> Dense:
+    """float32 rounded to nearest, ties to even."""
+    if dtype != "bf16":
+        with np.errstate(over="ignore"):
+            return Dense(values.astype({"f16": np.float16, "f32": np.float32}[dtype]), dtype)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return Dense(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), dtype)
+
+
+def check(folder: Path, source: Source) -> str:
+    """Compare what is on disk with base + change; says how much of the adapter the rounding takes. CheckFailed."""
+    stored, kept, lost = read_weights(folder), 0.0, 0.0
+    names = source.checkpoint.keys()
+    if odd := sorted(stored.keys() ^ set(names)):
+        raise CheckFailed(f"{folder}, read back: {odd[0]} is in one of the base and the export only")
+    for name in names:
+        base, got = _base(source, name), stored[name]
+        change = source.effect.get(name.removesuffix(".weight"))
+        if got.dtype != base.dtype or got.data.shape != base.data.shape:
+            raise CheckFailed(f"{folder}, read back: {name} is {got.dtype} {list(got.data.shape)}")
+        if change is None:
+            if not np.array_equal(got.data.view(np.uint8), np.ascontiguousarray(base.data).view(np.uint8)):
+                raise CheckFailed(f"{folder}, read back: {name} is not the base's")
+            continue
+        delta = change.delta()
+        error = np.abs(got.float32() - (base.float32() + delta))
+        relative, absolute = HALF_STEP[got.dtype]
+        if not (error <= relative * np.abs(got.float32()) + absolute + 1e-6 * np.abs(delta)).all():
+            raise CheckFailed(f"{folder}, read back: {name} is not the base and the adapter's change, rounded")
+        kept += float(np.square(delta, dtype=np.float64).sum())
+        lost += float(np.square(error, dtype=np.float64).sum())
+    rounding = (lost / (kept or 1.0)) ** 0.5
+    dtypes = " and ".join(sorted({stored[name].dtype for name in names}))
+    return (
+        f"every weight, in {dtypes}, is the base's and the adapter's change; rounding moves them by {rounding:.1e} of "
+        "that change"
+    )
+
+
+def reopen(folder: Path, source: Source) -> HfFolder:
+    """The export as a checkpoint of its own. CheckFailed when it is another model than the base."""
+    checkpoint = HfFolder(folder, str(folder))
+    rope, ours = checkpoint.config.rope, source.config.rope
+    head_dim = source.config.head_dim
+    same = replace(checkpoint.config, rope=ours) == source.config
+    if not same or not np.allclose(rope.inv_freq(head_dim), ours.inv_freq(head_dim), rtol=1e-6, atol=0):
+        raise CheckFailed(f"{folder}, read back: its config.json describes another model than {source.checkpoint.name}")
+    return checkpoint
+
+
+def remarks(source: Source) -> list[str]:
+    if source.config.ternary:
+        return [
+            "these bf16 weights are not the model that was trained: good to evaluate the adapter's effect elsewhere, "
+            "not to serve. Activations are no longer rounded to int8, memory is eight times the ternary one, and "
+            "quantising it again destroys the adapter. Serve base and adapter unmerged (--to peft or gguf)"
+        ]
+    if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantised:
+        return [
+            "the base was quantised: the folder holds its dequantised weights in float32. Quantising it anew shifts "
+            "them; serve the same GGUF with the adapter unmerged (--to gguf) where the base must stay what it was"
+        ]
+    return []

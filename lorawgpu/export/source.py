@@ -1,0 +1,84 @@
+"""What is exported: an adapter, and its base model where one is needed or wanted."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.errors import UserError
+from lorawgpu.export.effect import LowRank, effect_of
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.files.hub import is_hub_name
+from lorawgpu.files.untrusted import read_json_object
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import CONFIG_FILE, read_adapter
+from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+
+SOUNDS_TERNARY = re.compile(r"bitnet|1\.58|ternary|1bit", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An adapter as read; `checkpoint` is None where no base model was given and none is needed."""
+
+    folder: Path
+    lora: LoraConfig
+    tensors: dict[str, np.ndarray]
+    base_name: str
+    checkpoint: Checkpoint | None
+
+    @property
+    def config(self) -> ModelConfig | None:
+        return self.checkpoint.config if self.checkpoint else None
+
+    @property
+    def ternary(self) -> bool | None:
+        """Whether the base is; without a checkpoint by what the adapter names, None where that says nothing."""
+        if self.config:
+            return self.config.ternary is not None
+        if is_hub_name(self.base_name) and not Path(self.base_name).exists():  # nothing is fetched for a remark
+            return SOUNDS_TERNARY.search(self.base_name) is not None
+        try:
+            return open_checkpoint(self.base_name).config.ternary is not None
+        except UserError:
+            return None
+
+    @cached_property
+    def effect(self) -> dict[str, LowRank]:
+        return effect_of(self.lora, self.tensors)
+
+    @cached_property
+    def scales(self) -> dict[str, float]:
+        """alpha / r or what rsLoRA and the patterns make of it, by module."""
+        return {module: change.scale for module, change in self.effect.items()}
+
+    @property
+    def peculiar(self) -> list[str]:
+        """The settings of the adapter that not every loader knows."""
+        settings = ("use_rslora", "rank_pattern", "alpha_pattern")
+        return [name for name in settings if getattr(self.lora, name)]
+
+
+def open_source(adapter: str, model: str | None, needs_model: bool) -> Source:
+    """Read the adapter, and open the base: `model`, or if it is needed the one that the adapter names.
+
+    UserError for what cannot be read, does not fit together, or is missing.
+    """
+    folder = Path(adapter)
+    lora, tensors = read_adapter(folder)
+    named = read_json_object(folder / CONFIG_FILE).get("base_model_name_or_path")
+    named = named if isinstance(named, str) else ""
+    if model is None and needs_model:
+        model = named
+        if not named:
+            raise UserError(f"{folder}: names no base model, and this export needs one; give it with --model")
+    if model is None:
+        return Source(folder, lora, tensors, named, None)
+    try:
+        checkpoint = open_checkpoint(model)
+    except UserError as error:
+        raise UserError(f"the base model {model}: {error}") from None
+    lora, tensors = read_adapter(folder, checkpoint.config)
+    return Source(folder, lora, tensors, named or checkpoint.name, checkpoint)

@@ -1,0 +1,1 @@
+"""What a model family is: its names, keys and layer options. Data and small functions, no GPU."""

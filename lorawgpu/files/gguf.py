@@ -1,0 +1,209 @@
+"""Our own strict reader of GGUF headers; the `gguf` library gives the block types and their dequantisers.
+
+The library's reader walks counts and lengths as it finds them: a hostile array length makes it allocate without
+end, which no exception handler stops. Here every count is checked against the bytes that are left before it is
+used. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import brief, file_size, map_bytes
+
+STRING, ARRAY = 8, 9
+SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8",
+           12: "<f8"}  # fmt: skip
+MAX_DIMS = 4
+BITNET_ADVICE = "use the Hugging Face folder of the model (config.json and safetensors) instead"
+# Numbers that bitnet.cpp and its forks took for their own types; the main project never assigned them.
+BITNET_TYPES = {36: "i2_s", 37: "i8_s", 38: "tl1"}
+PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+CHUNK_ELEMENTS = 1 << 22  # values dequantised at a time
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: block type by name, shape with the fastest axis last, where its bytes are (absolute offset)."""
+
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class GgufFile:
+    """The header of one GGUF file, checked whole: `metadata` by key, `tensors` by name.
+
+    Numeric arrays are NumPy arrays, string arrays lists. Raises UserError for a missing, truncated, malformed
+    or unsupported file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        size = file_size(self.path)
+        if size < 24:
+            raise UserError(f"{path}: {size} bytes, too short for a GGUF file; download it again.")
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            cursor = _Cursor(data, size, str(path))
+            tensor_count, key_count = _preamble(cursor)
+            self.metadata = _metadata(cursor, key_count)
+            infos = [_tensor_info(cursor) for _ in range(cursor.count(tensor_count, 32, "tensors"))]
+            alignment = self.metadata.get("general.alignment", 32)
+            if type(alignment) is not int or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+                raise UserError(f"{path}: general.alignment is {brief(alignment)}; wanted a power of two from 8.")
+            base = cursor.position + -cursor.position % alignment
+        self.tensors = _place(infos, base, alignment, size, str(path))
+
+    def read(self, name: str) -> tuple[np.ndarray, str]:
+        """Tensor `name` and its type: F32, F16 and BF16 (as uint16) stay as stored, blocks become F32.
+
+        Raises UserError for a block type that the `gguf` library cannot dequantise.
+        """
+        info = self.tensors[name]
+        raw = map_bytes(self.path, info.offset, info.nbytes)
+        if info.type in PLAIN:
+            return raw.view(PLAIN[info.type]).reshape(info.shape), info.type
+        rows = math.prod(info.shape[:-1])
+        raw = raw.reshape(rows, -1)
+        values = np.empty((rows, info.shape[-1]), np.float32)
+        step = max(1, CHUNK_ELEMENTS // info.shape[-1])
+        for start in range(0, rows, step):
+            values[start : start + step] = _dequantise(raw[start : start + step], info.type, f"{self.path}: {name}")
+        return values.reshape(info.shape), "F32"
+
+
+def _dequantise(raw: np.ndarray, type_name: str, where: str) -> np.ndarray:
+    from gguf import GGMLQuantizationType, quants
+
+    try:
+        with np.errstate(all="ignore"):  # a block of garbage scales is the file's affair, not a warning
+            return quants.dequantize(raw, GGMLQuantizationType[type_name])
+    except NotImplementedError:
+        raise UserError(f"{where}: block type {type_name} is not supported; use another quantisation.") from None
+
+
+class _Cursor:
+    """Reads forward over the mapped file; every read is checked against its end."""
+
+    def __init__(self, data: mmap.mmap, size: int, source: str) -> None:
+        self.data, self.size, self.source, self.position = data, size, source, 0
+
+    def take(self, nbytes: int) -> bytes:
+        if nbytes > self.size - self.position:
+            raise UserError(
+                f"{self.source}: header wants {nbytes} bytes at {self.position}, the file ends at {self.size}; "
+                "it is damaged or cut short, download it again."
+            )
+        self.position += nbytes
+        return self.data[self.position - nbytes : self.position]
+
+    def u32(self) -> int:
+        return struct.unpack("<I", self.take(4))[0]
+
+    def u64(self) -> int:
+        return struct.unpack("<Q", self.take(8))[0]
+
+    def string(self) -> str:
+        raw = self.take(self.u64())
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{self.source}: {brief(raw[:80])} before byte {self.position} is not UTF-8.") from None
+
+    def count(self, count: int, least: int, what: str) -> int:
+        """`count`, checked: so many items of at least `least` bytes must fit into what is left."""
+        if count * least > self.size - self.position:
+            raise UserError(f"{self.source}: {count} {what} cannot fit into {self.size} bytes; it is damaged.")
+        return count
+
+
+def _preamble(cursor: _Cursor) -> tuple[int, int]:
+    if cursor.take(4) != b"GGUF":
+        raise UserError(f"{cursor.source}: does not begin with GGUF; wanted a GGUF model file.")
+    version = cursor.u32()
+    if version not in (2, 3):
+        raise UserError(f"{cursor.source}: GGUF version {version} is not supported; wanted 2 or 3, little-endian.")
+    return cursor.u64(), cursor.u64()
+
+
+def _metadata(cursor: _Cursor, key_count: int) -> dict[str, object]:
+    metadata: dict[str, object] = {}
+    for _ in range(cursor.count(key_count, 13, "metadata keys")):
+        key = cursor.string()
+        if key in metadata:
+            raise UserError(f"{cursor.source}: metadata key {brief(key)} appears twice.")
+        metadata[key] = _value(cursor, cursor.u32(), key)
+    return metadata
+
+
+def _value(cursor: _Cursor, kind: int, key: str) -> object:
+    if kind == STRING:
+        return cursor.string()
+    if kind == ARRAY:
+        item, count = cursor.u32(), cursor.u64()
+        if item == STRING:
+            return [cursor.string() for _ in range(cursor.count(count, 8, f"strings of {brief(key)}"))]
+        dtype = _scalar(cursor, item, key)
+        return np.frombuffer(cursor.take(count * dtype.itemsize), dtype)
+    dtype = _scalar(cursor, kind, key)
+    return np.frombuffer(cursor.take(dtype.itemsize), dtype)[0].item()
+
+
+def _scalar(cursor: _Cursor, kind: int, key: str) -> np.dtype:
+    if kind not in SCALARS:
+        raise UserError(f"{cursor.source}: metadata key {brief(key)} has value type {kind}, which is not supported.")
+    return np.dtype(SCALARS[kind])
+
+
+def _tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
+    """Name and info, its offset still relative to the data section."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    name = cursor.string()
+    where = f"{cursor.source}: tensor {brief(name)}"
+    dims = cursor.u32()
+    if not 1 <= dims <= MAX_DIMS:
+        raise UserError(f"{where} has {dims} dimensions; wanted 1 to {MAX_DIMS}.")
+    shape = tuple(cursor.u64() for _ in range(dims))[::-1]
+    kind, offset = cursor.u32(), cursor.u64()
+    if kind in BITNET_TYPES:
+        raise UserError(
+            f"{where} has BitNet's type {BITNET_TYPES[kind]}, of which several incompatible layouts exist; "
+            f"it is not supported: {BITNET_ADVICE}."
+        )
+    if kind not in set(GGMLQuantizationType):
+        raise UserError(f"{where} has type number {kind}, which is not known; update gguf or use another file.")
+    block, type_size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    elements = math.prod(shape)
+    if not elements or shape[-1] % block:
+        raise UserError(f"{where} has shape {list(shape)}; wanted rows of a multiple of {block} values.")
+    return name, TensorInfo(GGMLQuantizationType(kind).name, shape, offset, elements // block * type_size)
+
+
+def _place(
+    infos: list[tuple[str, TensorInfo]], base: int, alignment: int, size: int, source: str
+) -> dict[str, TensorInfo]:
+    """Absolute offsets; tensors must follow one another with padding between, as the format says."""
+    tensors: dict[str, TensorInfo] = {}
+    end = 0
+    for name, info in sorted(infos, key=lambda item: item[1].offset):
+        if name in tensors:
+            raise UserError(f"{source}: tensor {brief(name)} appears twice.")
+        if info.offset != end:
+            fault = "overlaps the one before it" if info.offset < end else "leaves a hole before it"
+            raise UserError(f"{source}: tensor {brief(name)} {fault} (at {info.offset}, wanted {end}); it is damaged.")
+        if base + info.offset + info.nbytes > size:
+            raise UserError(
+                f"{source}: tensor {brief(name)} ends at byte {base + info.offset + info.nbytes}, the file at {size}; "
+                "it is cut short, download it again."
+            )
+        tensors[name] = TensorInfo(info.type, info.shape, base + info.offset, info.nbytes)
+        end = info.offset + info.nbytes
+        end += -end % alignment
+    return tensors

@@ -1,0 +1,120 @@
+"""Our own strict reader of safetensors headers.
+
+The library cannot hand BF16 to NumPy, so the bytes are read here, and every number in the header is checked
+against the file before it is used: a hostile file ends in a UserError, never in an allocation or a bad read.
+Format: u64 header length, JSON header (`name: {dtype, shape, data_offsets}`), data without holes or overlaps.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import brief, file_size, map_bytes, parse_json
+
+MAX_HEADER = 25_000_000  # bytes; the bound that the model hub itself applies
+MAX_DIMS = 8
+ITEM_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
+}  # fmt: skip
+NUMPY_TYPES = {"U8": np.uint8, "BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # those that we read
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: where its bytes are (absolute offset) and what they mean."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class SafetensorsFile:
+    """The header of one file, checked whole; tensors are mapped on request.
+
+    Raises UserError for a missing, truncated or malformed file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.entries = read_header(self.path)
+
+    def read(self, name: str) -> np.ndarray:
+        """The stored values of tensor `name`, read-only, BF16 as uint16. UserError for another dtype."""
+        entry = self.entries[name]
+        if entry.dtype not in NUMPY_TYPES:
+            supported = ", ".join(NUMPY_TYPES)
+            raise UserError(f"{self.path}: {name} has dtype {entry.dtype}, not supported; supported are {supported}.")
+        dtype = np.dtype(NUMPY_TYPES[entry.dtype])
+        if not entry.nbytes:
+            return np.empty(entry.shape, dtype)
+        raw = map_bytes(self.path, entry.offset, entry.nbytes)
+        if entry.offset % dtype.itemsize:  # the format does not promise alignment
+            raw = raw.copy()
+        return raw.view(dtype.newbyteorder("<")).reshape(entry.shape)
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Entries of a safetensors file by name, in the order of their bytes. Raises UserError."""
+    size = file_size(path)
+    if size < 8:
+        raise UserError(f"{path}: {size} bytes, too short for a safetensors file; copy or download it again.")
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(MAX_HEADER, size - 8):
+            raise UserError(
+                f"{path}: header of {length} bytes in a file of {size} (at most {MAX_HEADER}); "
+                "not a safetensors file, or cut short."
+            )
+        text = file.read(length)
+    header = parse_json(text, f"{path}, header")
+    if not isinstance(header, dict):
+        raise UserError(f"{path}: header is {type(header).__name__}; wanted an object of tensors.")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise UserError(f"{path}: __metadata__ is not an object of strings.")
+    entries = {name: _entry(path, name, info, 8 + length) for name, info in header.items()}
+    return _check_coverage(path, entries, 8 + length, size)
+
+
+def _entry(path: Path, name: str, info: object, base: int) -> Entry:
+    where = f"{path}: tensor {brief(name)}"
+    if not isinstance(info, dict) or info.keys() != {"dtype", "shape", "data_offsets"}:
+        raise UserError(f"{where} is not described by dtype, shape and data_offsets.")
+    dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BITS:
+        raise UserError(f"{where}: dtype {brief(dtype)} is not known; known are {', '.join(ITEM_BITS)}.")
+    if not _sizes(shape) or len(shape) > MAX_DIMS:
+        raise UserError(f"{where}: shape {brief(shape)} is not a list of at most {MAX_DIMS} sizes.")
+    if not _sizes(offsets) or len(offsets) != 2:
+        raise UserError(f"{where}: data_offsets {brief(offsets)} is not a begin and an end.")
+    if math.prod(max(size, 1) for size in shape) >= 1 << 56:  # an empty tensor too: NumPy refuses such a shape
+        raise UserError(f"{where}: shape {brief(shape)} is larger than any memory.")
+    nbytes = math.prod(shape) * ITEM_BITS[dtype] // 8
+    if offsets[1] - offsets[0] != nbytes:
+        raise UserError(f"{where}: {dtype} {shape} needs {nbytes} bytes, data_offsets {offsets} give another number.")
+    return Entry(dtype, tuple(shape), base + offsets[0], nbytes)
+
+
+def _sizes(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+
+
+def _check_coverage(path: Path, entries: dict[str, Entry], base: int, size: int) -> dict[str, Entry]:
+    """The tensors must tile the data exactly: bytes that two share, or that none owns, mean a broken file."""
+    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
+    end = base
+    for name, entry in ordered.items():
+        if entry.offset != end:
+            fault = "overlaps the one before it" if entry.offset < end else "leaves a hole before it"
+            raise UserError(f"{path}: tensor {brief(name)} at byte {entry.offset} {fault} (wanted byte {end}).")
+        end += entry.nbytes
+    if end != size:
+        state = "cut short" if end > size else "bytes after the last tensor"
+        raise UserError(f"{path}: tensors end at byte {end}, the file at {size}: {state}; download it again.")
+    return ordered

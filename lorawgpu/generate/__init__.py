@@ -1,0 +1,1 @@
+"""`lorawgpu generate`: decoding with a KV cache, sampling on the GPU."""

@@ -1,0 +1,192 @@
+"""`python -m lorawgpu.generate --model M [--adapter A] (--prompt TEXT | --prompts FILE | --chat)`: write text."""
+
+import json
+import sys
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+
+from lorawgpu.api.model import MAX_NEW_TOKENS, Ended, LoadedModel, load
+from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.cli import add_device_option, add_model_options, main_of, parser_of
+from lorawgpu.errors import UserError
+from lorawgpu.generate.sampling import Sampling
+from lorawgpu.gpu import device_errors
+from lorawgpu.lora.base_name import note_other_base
+
+CHAT_CONTEXT = 4096  # tokens of a conversation, where the model allows as many
+ROOM = 1 / 8  # of that context is kept for an answer, so that a long --max-new-tokens does not refuse every turn
+USAGE = {  # of the sampling options, whose defaults are `Sampling`'s
+    "temperature": "0 takes the likeliest token each time",
+    "top_k": "choose among the K likeliest tokens; 0: all",
+    "top_p": "choose among the likeliest tokens that together have this probability",
+    "min_p": "choose among tokens at least so likely as the likeliest times this",
+    "repetition_penalty": "divides the scores of tokens that are already there; 1: off",
+    "seed": "of the random numbers: the same seed gives the same text",
+}
+CHAT_HELP = "An empty line or Ctrl-D ends the conversation, /reset begins a new one."
+SIDES = {False: "without the adapter", True: "with the adapter"}  # of --compare, in the order they are shown
+
+
+def parse(argv: list[str]) -> Namespace:
+    parser = parser_of("generate")
+    add_model_options(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", metavar="TEXT", help="a user's turn where the model has a chat template")
+    what.add_argument(
+        "--prompts", metavar="FILE", help="one prompt a line; answers are JSON lines: line, prompt, text, cut"
+    )
+    what.add_argument("--chat", action="store_true", help="talk in a terminal, or ask the lines of a pipe")
+    parser.add_argument("--system", metavar="TEXT", help="the system's turn before the user's")
+    usage = f"end an answer after so many tokens (default {MAX_NEW_TOKENS})"
+    parser.add_argument("--max-new-tokens", metavar="N", type=int, default=MAX_NEW_TOKENS, help=usage)
+    for field in fields(Sampling):
+        option, usage = f"--{field.name.replace('_', '-')}", f"{USAGE[field.name]} (default {field.default})"
+        metavar = "N" if field.type is int else "X"
+        parser.add_argument(option, metavar=metavar, type=field.type, default=field.default, help=usage)
+    usage = f"a Jinja file or one of {', '.join(BUILT_IN)} (default: the adapter's, else the model's)"
+    parser.add_argument("--chat-template", metavar="T", help=usage)
+    parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
+    parser.add_argument("--compare", action="store_true", help="the answer without the adapter too")
+    add_device_option(parser)
+    args = parser.parse_args(argv)
+    if args.max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens {args.max_new_tokens}: wanted at least 1")
+    if args.compare and args.adapter is None:
+        raise UserError("--compare shows an answer with and without the adapter: give one with --adapter")
+    if args.chat:
+        require_stdin()
+    if args.raw and (args.chat or args.system is not None or args.chat_template):
+        raise UserError("--raw has no turns: it goes with none of --chat, --system and --chat-template")
+    return args
+
+
+def require_stdin() -> None:
+    if sys.stdin is None:  # as Python calls one that was closed before it began
+        raise UserError("--chat reads its turns from stdin, which is closed here: ask with --prompt or --prompts")
+
+
+def read_prompts(path: str) -> dict[int, str]:
+    """The lines of a file that are not blank, by their number. UserError when there is none, or it is no UTF-8."""
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.start + 1})") from None
+    lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
+    if not lines:
+        raise UserError(f"{path}: holds no prompt; wanted one a line")
+    return lines
+
+
+def show(llm: LoadedModel, prompt, options: dict, side: str = "") -> str:
+    """Print an answer as it is made, and a note on stderr when it was cut. `side`: of SIDES. Returns the answer."""
+    ended, pieces = Ended(), []
+    for piece in llm.stream(prompt, ended=ended, **options):
+        pieces.append(piece)
+        print(piece, end="", flush=True)
+    print(flush=True)  # before the note, also where both go into one file
+    if ended.reason != "stop":
+        why = "--max-new-tokens" if ended.reason == "length" else "the model's context"
+        print(f"(cut{side and ' ' + side}: {why} reached)", file=sys.stderr)
+    return "".join(pieces)
+
+
+def show_sides(llm: LoadedModel, prompt, options: dict, compare: bool) -> str:
+    """Print the answer; with `compare` that of the bare model before it. Returns the adapter's."""
+    if not compare:
+        return show(llm, prompt, options)
+    for use, side in SIDES.items():
+        print(f"--- {side} ---")
+        text = show(llm, prompt, options | {"use_adapter": use}, side)
+    return text
+
+
+def turns(system: str | None, prompt: str) -> str | list[dict]:
+    """The prompt alone, or after a system's turn."""
+    if system is None:
+        return prompt
+    return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+
+
+def answer_all(llm: LoadedModel, args: Namespace, prompts: dict[int, str], options: dict) -> None:
+    """A JSON line for each prompt. `cut`: --max-new-tokens or the context ended the answer; `base`: no adapter."""
+    asked = [turns(args.system, p) for p in prompts.values()]
+    columns = {"line": prompts.keys(), "prompt": prompts.values()}
+    for text, cut, use in (("text", "cut", True), ("base", "base_cut", False))[: 1 + args.compare]:
+        ended: list[Ended] = []
+        columns[text] = llm.generate(asked, use_adapter=use, ended=ended, **options)
+        columns[cut] = [e.reason != "stop" for e in ended]
+    for values in zip(*columns.values(), strict=True):
+        print(json.dumps(dict(zip(columns, values, strict=True)), ensure_ascii=False))
+
+
+def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
+    """Turns from stdin: a terminal's up to an empty line, all that a file or a pipe holds; notes go to stderr."""
+    context = min(CHAT_CONTEXT, llm.config.max_position_embeddings)
+    start = [] if args.system is None else [{"role": "system", "content": args.system}]
+    messages = list(start)
+    if sys.stdin.isatty():
+        print(CHAT_HELP, file=sys.stderr)
+    if hasattr(sys.stdin, "reconfigure"):  # a byte that is no UTF-8 arrives as a surrogate, as it does in the C locale
+        sys.stdin.reconfigure(errors="surrogateescape")
+    while line := read_turn():
+        if any("\ud800" <= character <= "\udfff" for character in line):
+            print("(this turn is not UTF-8 and was not asked: type it again)", file=sys.stderr)
+            continue
+        if line == "/reset":
+            messages = list(start)
+            continue
+        turn = {"role": "user", "content": line}
+        if why := too_long(llm, messages + [turn], start + [turn], context, args.max_new_tokens):
+            print(f"({why})", file=sys.stderr)
+            continue
+        messages.append(turn)
+        text = show_sides(llm, messages, options | {"context": context, "reuse": True}, args.compare)
+        messages.append({"role": "assistant", "content": text})
+
+
+def too_long(llm: LoadedModel, messages: list[dict], alone: list[dict], context: int, max_new_tokens: int) -> str:
+    """Why a turn is not asked, "" when it is. `alone`: what the turn would be after /reset."""
+    room = min(max_new_tokens, max(1, int(context * ROOM)))
+    if len(llm.encode(messages)) <= context - room:
+        return ""
+    if len(asked := llm.encode(alone)) > context - room:
+        return (
+            f"this turn alone has {len(asked)} tokens and leaves less than {room} of the context of {context} for an "
+            "answer: shorten it"
+        )
+    return (
+        f"the conversation with this turn leaves less than {room} tokens of the context of {context} for an answer: "
+        "/reset begins a new one"
+    )
+
+
+def read_turn() -> str:
+    """What the user says next, "" at the end. An empty line is the end in a terminal alone."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip()
+    return next((turn for line in sys.stdin if (turn := line.strip())), "")
+
+
+def run(argv: list[str]) -> None:
+    args = parse(argv)
+    sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
+    prompts = read_prompts(args.prompts) if args.prompts else {}
+    with device_errors():
+        llm = load(args.model, args.adapter, args.device, args.chat_template)
+        if args.adapter is not None:
+            note_other_base(args.adapter, llm.checkpoint.name)
+        options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}
+        if args.chat:
+            chat(llm, args, options)
+        elif args.prompts:
+            answer_all(llm, args, prompts, options | {"raw": args.raw})
+        else:
+            show_sides(llm, turns(args.system, args.prompt), options | {"raw": args.raw}, args.compare)
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""A model with a KV cache on one device: prompts go in as flat rows, then one token of every sequence at a time.
+
+start, extend   all but each sequence's last token through the whole-sequence walk, then one step for the last ones
+run(n)          n times: choose a token of each sequence on the GPU, and step with it; the host reads them later
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lorawgpu.data.batching import bucket
+from lorawgpu.errors import UserError
+from lorawgpu.generate.sampling import Sampling
+from lorawgpu.gpu import KernelCache, Plan, Workspace
+from lorawgpu.gpu.plan import dispatch
+from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
+from lorawgpu.lora.layout import GROUPS
+from lorawgpu.model.context import AdapterBuffers, Context, StepData, Watch
+from lorawgpu.model.decode import Scratch, decode_forward, decode_head, decodes
+from lorawgpu.model.kv_cache import KVCache
+from lorawgpu.model.saved import Saved
+from lorawgpu.model.transformer import embed, infer_forward
+from lorawgpu.ops.decode_state import FIELDS, MAX_SEQUENCES, STRIDE, field, rows_buffer
+from lorawgpu.ops.linear import linear_forward
+from lorawgpu.ops.rmsnorm import rmsnorm_forward
+from lorawgpu.ops.rope import rope_table
+from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
+from lorawgpu.ops.step import step_buffer
+from lorawgpu.ops.window import State, pack_state, state_buffer
+from lorawgpu.weights.device_model import Model
+
+PREFILL_MS = 500.0  # of one submit: some systems kill what runs for two seconds
+CLEAN = pack_state(State(False, 0, 0, None, 0))
+
+
+class Decoder:
+    """Decodes up to `sequences` sequences of up to `context` tokens, base and adapter unmerged.
+
+    `adapter`: the buffers of an engine, or None for the bare model; they are read at every step, so that changes of
+    an optimizer are seen. `matvec=False` takes the whole-sequence walk for single tokens too: slower, the check.
+    `held[b]`: the tokens of sequence b that the cache holds.
+    """
+
+    def __init__(
+        self,
+        device,
+        model: Model,
+        adapter: AdapterBuffers | None = None,
+        *,
+        context: int,
+        sequences: int = 1,
+        prefill_rows: int = 1024,
+        kernels: KernelCache | None = None,
+        matvec: bool = True,
+    ):
+        if sequences > MAX_SEQUENCES:
+            raise ValueError(f"{sequences} sequences at once; at most {MAX_SEQUENCES}")
+        self.device, self.model, self.adapter = device, model, adapter
+        self.context, self.matvec, self.kernels = context, matvec, kernels or KernelCache(device)
+        self.cache = KVCache.create(device, model.config, sequences, context)
+        self.work, self.watch = Workspace(device), Watch()
+        table = rope_table(model.config.rope.inv_freq(model.config.head_dim), self.cache.span)
+        self.rope = device.upload(table, label="rope table", kind="step")
+        self.state, self.step_values = state_buffer(device), step_buffer(device)
+        self.prefill_rows = bucket(max(min(prefill_rows, context), sequences))
+        self.prefill_data = StepData.create(device, self.prefill_rows, 1)
+        self.rows = rows_buffer(device)
+        self.logits = device.tensor((sequences, model.head.rows), label="logits", kind="activations")
+        self.buffers = SampleBuffers.create(device, sequences, model.config.vocab_size)
+        self.held: list[list[int]] = [[] for _ in range(sequences)]
+        self._prefills, self._steps = {}, {}
+
+    # Recording
+
+    def _context(self, plan, rows: int, batch: StepData) -> Context:
+        shared = (self.rope, self.state, self.step_values, self.watch, self.adapter)
+        return Context(plan, self.work, self.model, rows, batch, *shared)
+
+    def _hidden(self, c: Context):
+        """The last hidden state of the rows of `c`."""
+        x = c.take(c.widths.hidden, "x")
+        embed(c, x)
+        return infer_forward(c, x, self.cache.layers, Saved.take(c, self.model.layers[0], self.cache.layers[0]))
+
+    def _prefill_plan(self, rows: int) -> Plan:
+        if rows not in self._prefills:
+            if not self._prefills and rows < self.prefill_rows:
+                self._prefill_plan(self.prefill_rows)  # the largest first: later plans reuse its buffers
+            self.work.rewind()
+            plan = Plan(self.device, self.kernels, flops_per_submit(first_rate(self.device), PREFILL_MS))
+            with plan.section("forward"):
+                self._hidden(self._context(plan, rows, self.prefill_data.rows(rows)))
+            self._prefills[rows] = plan
+        return self._prefills[rows]
+
+    def step_plan(self, rows: int) -> Plan:
+        """For the first `rows` sequences: section `forward` from ids to logits, ops.sample.sections_of to new ids."""
+        if rows not in self._steps:
+            self.work.rewind()
+            plan = Plan(self.device, self.kernels)
+            fields = {name: field(self.rows, name, rows) for name in ("ids", "position", "slot", "kv_start")}
+            c = self._context(plan, rows, replace(self.prefill_data.rows(rows), **fields))
+            logits = self.logits.rows(0, rows)
+            with plan.section("forward"):
+                if self.matvec and decodes(c.config, rows):
+                    scratch = Scratch.take(c, max(map(self._rank, GROUPS)))
+                    decode_forward(c, self.rows, self.cache.layers, scratch)
+                    decode_head(c, logits, scratch)
+                else:
+                    self._whole_head(c, logits, self._hidden(c))
+            record_sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
+            self._steps[rows] = plan
+        return self._steps[rows]
+
+    def _rank(self, group: str) -> int:
+        """The largest rank of a group in any layer, 0 without adapters."""
+        groups = self.adapter.layout.groups if self.adapter else {}
+        return max((g.rank for (_, name), g in groups.items() if name == group), default=0)
+
+    def _whole_head(self, c: Context, logits, x):
+        n, rstd = c.take(c.widths.hidden, "norm"), c.work.take((c.rows,), label="rstd")
+        shape = {"rows": c.rows, "width": c.config.hidden_size}
+        rmsnorm_forward(c.plan, n, rstd, x, self.model.norm, eps=c.config.rms_norm_eps, **shape)
+        linear_forward(c.plan, logits, n, self.model.head, rows=c.rows)
+
+    # Running
+
+    def prepare(self) -> None:
+        """Record what one sequence needs, so that nothing is left to be allocated when it is asked."""
+        self._prefill_plan(self.prefill_rows)
+        self.step_plan(1)
+
+    def start(self, prompts: Sequence[Sequence[int]], streams: Sequence[int] | None = None, reuse: bool = False):
+        """Begin the first len(prompts) sequences anew; then as `extend`. `streams`: their streams of random numbers.
+
+        `reuse` keeps what the cache already holds of a prompt's beginning. Its sums may have been made in another
+        order, so without it a text depends on nothing that came before.
+        """
+        self.device.write(self.state, CLEAN)
+        self.streams = list(streams or range(len(prompts)))
+        self.held = [[] for _ in self.held] if not reuse else self.held
+        for b, prompt in enumerate(prompts):
+            same = next((i for i, (x, y) in enumerate(zip(self.held[b], prompt, strict=False)) if x != y), None)
+            keep = min(len(self.held[b]), len(prompt)) if same is None else same
+            self.held[b] = self.held[b][: min(keep, len(prompt) - 1)]  # the last token is fed: it gives the logits
+        self.extend([prompt[len(held) :] for prompt, held in zip(prompts, self.held, strict=False)])
+
+    def extend(self, ids: Sequence[Sequence[int]]) -> None:
+        """Append tokens to the first len(ids) sequences, at least one to each; `logits` are then those of the last.
+
+        UserError when a sequence would outgrow the context. ValueError for an empty list.
+        """
+        for held, tokens in zip(self.held, ids, strict=False):
+            if len(tokens) == 0:
+                raise ValueError("a sequence is to be extended by at least one token")
+            if len(held) + len(tokens) > self.context:
+                raise UserError(
+                    f"{len(held) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
+                )
+        flat = [(b, t, len(self.held[b]) + i) for b, tokens in enumerate(ids) for i, t in enumerate(tokens[:-1])]
+        for begin in range(0, len(flat), self.prefill_rows):
+            chunk = flat[begin : begin + self.prefill_rows]
+            rows = bucket(len(chunk), self.prefill_rows)
+            self._write(chunk, rows)
+            self._prefill_plan(rows).run("forward")
+        for held, tokens in zip(self.held, ids, strict=False):
+            held.extend(map(int, tokens))
+        self._write_rows(len(ids))
+        self.step_plan(len(ids)).run("forward")
+
+    def _write(self, tokens: list, rows: int) -> None:
+        """Put (sequence, id, position) in place. Spare rows repeat the last: they write what it writes."""
+        sequence, ids, position = np.array([*tokens, *[tokens[-1]] * (rows - len(tokens))], np.int32).T
+        first = sequence * self.cache.span
+        values = {"ids": ids, "position": position, "slot": first + position, "kv_start": first}
+        for name, array in values.items():
+            self.device.write(getattr(self.prefill_data, name).view(0, (rows,)), array)
+
+    def _write_rows(self, count: int) -> None:
+        """The state of the first `count` sequences: the last token of each is fed next."""
+        position = np.array([len(held) - 1 for held in self.held[:count]])
+        first = np.arange(count) * self.cache.span
+        values = {"ids": [held[-1] for held in self.held[:count]], "position": position, "slot": first + position}
+        values |= {"kv_start": first, "end": first + self.context, "stream": self.streams[:count]}
+        state = np.zeros((len(FIELDS), STRIDE), np.int32)
+        for name, array in values.items():
+            state[FIELDS.index(name), :count] = array
+        self.device.write(self.rows, state)
+
+    def read_logits(self, count: int) -> np.ndarray:
+        """Logits of the first `count` sequences, float32 [count, V]. Waits for the GPU."""
+        return self.device.read(self.logits.rows(0, count))[:, : self.model.config.vocab_size]
+
+    # Sampling
+
+    def sample(self, sampling: Sampling, count: int) -> None:
+        """Prepare to choose tokens for the first `count` sequences."""
+        self.device.write(self.buffers.settings, pack_settings(sampling))
+        for b in range(count):
+            bits = seen_bits(self.held[b], self.buffers.vocab)
+            self.device.queue.write_buffer(self.buffers.seen.buffer, b * bits.nbytes, bits)
+
+    def records(self, count: int, sampling: Sampling) -> list:
+        """The dispatches that choose a token for each of `count` sequences and feed it."""
+        sections = self.step_plan(count).sections
+        return [record for name in (*sections_of(sampling), "forward") for record in sections[name]]
+
+    def encode(self, count: int, tokens: int, sampling: Sampling):
+        """Commands that choose and feed `tokens` tokens, at most RING, for each of `count` sequences."""
+        if not 0 < tokens <= RING:
+            raise ValueError(f"{tokens} tokens at once; from 1 to {RING}")
+        encoder = self.device.wgpu.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for record in self.records(count, sampling) * tokens:
+            dispatch(compute, record)
+        compute.end()
+        return encoder.finish()
+
+    def submit(self, commands) -> None:
+        """Start what `encode` returned. It does not wait."""
+        self.device.queue.submit([commands])
+
+    def chosen(self, count: int, first: int, tokens: int) -> np.ndarray:
+        """Tokens from number `first` on, u32 [count, tokens]; waits. 0xffffffff where a value was not finite."""
+        return self.device.read(self.buffers.history)[:count, np.arange(first, first + tokens) % RING]
+
+    def recover(self) -> str:
+        """After a value that was not finite: where the first one was. The cache is cleared, for attention multiplies
+        slots that a row does not see by 0."""
+        bad, record = map(int, self.device.read(self.state)[:2])
+        plan = Plan(self.device, self.kernels)
+        with plan.section("clear"):
+            for tensor in (t for layer in self.cache.layers for t in layer):
+                plan.clear(tensor)
+        plan.run("clear")
+        self.held = [[] for _ in self.held]
+        return self.watch.names[record] if bad else "the logits"

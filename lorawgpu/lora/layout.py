@@ -1,0 +1,139 @@
+"""Where each adapter tensor lies in the four flat buffers (parameters, gradients, both moments) on the GPU.
+
+The linears of a layer form four groups, one for each input they share: qkv, o, gate_up, down. A group's A matrices lie
+one after another, so one product serves them all; then its B matrices. Ranks are padded to 4 and widths to 16, which
+makes every tensor a multiple of 256 bytes, and the padding stays zero: its gradient is zero.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.gpu.tensor import Tensor, padded
+from lorawgpu.lora.peft_dir import LoraConfig, adapter_shapes, tensor_names
+
+GROUPS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+RANK_PAD = 4
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor: `shape` as PEFT has it, `stored` with its padding, `start` in elements of the flat buffers."""
+
+    name: str
+    shape: tuple
+    stored: tuple
+    start: int
+
+
+@dataclass(frozen=True)
+class Path:
+    """The adapter of one linear: its place among the group's linears and columns, and its two tensors."""
+
+    index: int  # in GROUPS[group]
+    module: str  # "q_proj"
+    column: int  # its first column in the group's fused output
+    width: int  # of its output, padded
+    rank: int  # padded
+    h: int  # its first column in the group's down-projection
+    scale: float
+    a: Slot
+    b: Slot
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """The adapters of one group of one layer: `paths` of those linears that have one."""
+
+    layer: int
+    group: str
+    paths: tuple
+    columns: tuple  # ends of all the group's linears in its fused output
+
+    @property
+    def rank(self) -> int:
+        """Of all paths together: the width of h."""
+        return sum(p.rank for p in self.paths)
+
+    def span(self, flat: Tensor) -> Tensor:
+        """The group's stretch of a flat buffer."""
+        first, last = self.paths[0].a, self.paths[-1].b
+        return flat.view(
+            first.start, (last.start + last.stored[0] * last.stored[1] - first.start,), f"adapter {self.group}"
+        )
+
+    def a_all(self, flat: Tensor) -> Tensor:
+        """All A of the group as one matrix [rank, in]."""
+        return flat.view(self.paths[0].a.start, (self.rank, self.paths[0].a.stored[1]), f"lora_A {self.group}")
+
+    def b_all(self, flat: Tensor) -> Tensor:
+        """All B of a group whose linears all have an adapter of one rank, as one matrix [fused output, rank]."""
+        first = self.paths[0].b
+        return flat.view(first.start, (self.columns[-1], first.stored[1]), f"lora_B {self.group}")
+
+
+class AdapterLayout:
+    """The offset table of an adapter: `slots` by PEFT name, `groups` by (layer, group), `size` in elements."""
+
+    def __init__(self, lora: LoraConfig, model: ModelConfig):
+        self.lora, self.model = lora, model
+        self.shapes = adapter_shapes(lora, model)
+        self.slots, self.groups, self.size = {}, {}, 0
+        for layer in range(model.num_hidden_layers):
+            for group in GROUPS:
+                if layout := self._group(layer, group):
+                    self.groups[layer, group] = layout
+
+    def _slot(self, name: str, stored: tuple) -> Slot:
+        slot = Slot(name, self.shapes[name], stored, self.size)
+        self.slots[name], self.size = slot, self.size + stored[0] * stored[1]
+        return slot
+
+    def _group(self, layer: int, group: str) -> GroupLayout | None:
+        modules = [f"model.layers.{layer}.{path}" for path in GROUPS[group]]
+        linears = self.model.linear_shapes()
+        widths = [padded(linears[path][0]) for path in GROUPS[group]]
+        present = [(i, m, tensor_names(m)) for i, m in enumerate(modules) if tensor_names(m)[0] in self.shapes]
+        ranks = {m: padded(self.lora.rank(m), RANK_PAD) for _, m, _ in present}
+        a = {m: self._slot(names[0], (ranks[m], padded(self.shapes[names[0]][1]))) for _, m, names in present}
+        b = {m: self._slot(names[1], (widths[i], ranks[m])) for i, m, names in present}
+        paths, h = [], 0
+        for i, m, _ in present:
+            paths.append(
+                Path(i, m.rsplit(".", 1)[1], sum(widths[:i]), widths[i], ranks[m], h, self.lora.scale(m), a[m], b[m])
+            )
+            h += ranks[m]
+        return GroupLayout(layer, group, tuple(paths), tuple(np.cumsum(widths).tolist())) if paths else None
+
+    def lowest(self) -> tuple:
+        """(layer, position in GROUPS) of the first group that has an adapter: the backward walk stops there."""
+        return min((layer, list(GROUPS).index(group)) for layer, group in self.groups)
+
+    def flatten(self, tensors: dict) -> np.ndarray:
+        """PEFT tensors -> the flat buffer, float32 [size]. ValueError when names or shapes differ from the layout."""
+        flat = np.zeros(self.size, np.float32)
+        if tensors.keys() != self.slots.keys():
+            raise ValueError(
+                f"adapter tensors differ from the layout: {sorted(tensors.keys() ^ self.slots.keys())[:3]}"
+            )
+        for name, slot in self.slots.items():
+            if tensors[name].shape != slot.shape:
+                raise ValueError(f"{name}: got {tensors[name].shape}, wanted {slot.shape}")
+            self._window(flat, slot)[:] = tensors[name]
+        return flat
+
+    def unflatten(self, flat: np.ndarray) -> dict:
+        """The flat buffer -> PEFT tensors by name, in layout order."""
+        return {name: self._window(flat, slot).copy() for name, slot in self.slots.items()}
+
+    @staticmethod
+    def _window(flat: np.ndarray, slot: Slot) -> np.ndarray:
+        rows, columns = slot.stored
+        stored = flat[slot.start : slot.start + rows * columns].reshape(rows, columns)
+        return stored[: slot.shape[0], : slot.shape[1]]

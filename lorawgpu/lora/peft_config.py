@@ -1,0 +1,195 @@
+"""LoRA's settings, and PEFT's `adapter_config.json` to and from them."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import brief, read_json_object
+from lorawgpu.reference.dropout import MODULES
+
+LINEAR_MODULES = MODULES  # `all-linear`
+
+# Say nothing about what the adapter computes, or only together with a key that is refused when it is set.
+_NO_EFFECT = {
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "task_type",
+}  # fmt: skip
+_READ = {
+    "alpha_pattern", "bias", "exclude_modules", "init_lora_weights", "layers_to_transform", "lora_alpha",
+    "lora_dropout", "peft_type", "r", "rank_pattern", "target_modules", "use_rslora",
+}  # fmt: skip
+# Other starts (pissa, olora, corda, loftq, ...) also change the base weights, which the adapter then relies on.
+_HARMLESS_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+LARGEST = 1 << 30  # of a rank or alpha
+_MAX_PATTERN = 200
+_QUANTIFIERS = 4
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """What of PEFT's LoraConfig is computed here. A module is its path, such as "model.layers.0.self_attn.q_proj".
+
+    Patterns map regexes of module paths to values that replace `r` and `alpha` there.
+    """
+
+    r: int
+    alpha: float
+    target_modules: tuple[str, ...]
+    use_rslora: bool = False
+    dropout: float = 0.0
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+
+    def targets(self, module: str) -> bool:
+        """PEFT's check_target_module_exists: a target is the whole path, or its end after a dot."""
+        return any(matches(target, module) for target in self.target_modules)
+
+    def rank(self, module: str) -> int:
+        return _by_pattern(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str) -> float:
+        """alpha / r, rsLoRA: alpha / sqrt(r), with the module's own alpha and r."""
+        r, alpha = self.rank(module), _by_pattern(self.alpha_pattern, module, self.alpha)
+        return alpha / math.sqrt(r) if self.use_rslora else alpha / r
+
+
+def matches(target: str, module: str) -> bool:
+    return module == target or module.endswith("." + target)
+
+
+def _by_pattern(patterns: dict, module: str, default):
+    """PEFT's get_pattern_key: the first pattern that matches the end of the path, from its start or a dot on."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def lora_config_json(lora: LoraConfig, base_model_name: str) -> bytes:
+    """`adapter_config.json` with keys that every PEFT knows; a newer one crashes an older loader.
+
+    So `use_rslora` and the patterns appear only when they say something: a loader that does not know them then would
+    be wrong anyway.
+    """
+    config = {
+        "base_model_name_or_path": base_model_name,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": _integral(lora.alpha),
+        "lora_dropout": lora.dropout,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": lora.r,
+        "target_modules": list(lora.target_modules),
+        "task_type": "CAUSAL_LM",
+    }
+    if lora.use_rslora:
+        config["use_rslora"] = True
+    if lora.rank_pattern:
+        config["rank_pattern"] = lora.rank_pattern
+    if lora.alpha_pattern:
+        config["alpha_pattern"] = {pattern: _integral(alpha) for pattern, alpha in lora.alpha_pattern.items()}
+    return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _integral(alpha: float) -> int | float:
+    return int(alpha) if alpha == int(alpha) else alpha
+
+
+def read_lora_config(path: Path, modules: Sequence[str]) -> LoraConfig:
+    """Read `adapter_config.json` of an adapter whose tensors belong to `modules`.
+
+    UserError naming the key for a value that is not computed here, or that makes no sense.
+    """
+    config = read_json_object(path)
+    if config.get("peft_type") != "LORA":
+        raise UserError(f"{path}: peft_type is {brief(config.get('peft_type'))}; only LORA adapters are supported")
+    if config.get("use_dora"):
+        raise UserError(f"{path}: use_dora: DoRA adapters are not supported; train a plain LoRA adapter instead")
+    if config.get("modules_to_save"):
+        raise UserError(
+            f"{path}: modules_to_save {brief(config['modules_to_save'])} is not supported: "
+            "it stores whole trained modules, here the base model is frozen"
+        )
+    if config.get("bias", "none") != "none":
+        raise UserError(f'{path}: bias is {brief(config["bias"])}; trained biases are not supported, only "none"')
+    init = config.get("init_lora_weights")
+    if init not in _HARMLESS_INITS:
+        raise UserError(
+            f"{path}: init_lora_weights {brief(init)} is not supported: it changes the base weights too; "
+            "convert the adapter with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...)"
+        )
+    for key, value in config.items():
+        if key not in _READ | _NO_EFFECT and not _is_empty(value):
+            raise UserError(f"{path}: {brief(key)} is {brief(value)}; this setting is not supported")
+    return LoraConfig(
+        r=_number(path, config, "r", whole=True),
+        alpha=_number(path, config, "lora_alpha"),
+        target_modules=_targets(path, config, modules),
+        use_rslora=_flag(path, config, "use_rslora"),
+        dropout=_number(path, {"lora_dropout": 0.0} | config, "lora_dropout", low=0, below=1),
+        rank_pattern=_patterns(path, config, "rank_pattern", whole=True),
+        alpha_pattern=_patterns(path, config, "alpha_pattern"),
+    )
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or value is False or value in ("", [], {})
+
+
+def _flag(path: Path, config: dict, key: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{path}: {key} is {brief(value)}; wanted true or false")
+    return bool(value)
+
+
+def _number(path: Path, config: dict, key: str, whole=False, low: float | None = None, below: float = math.inf):
+    """A finite number of `config`, an int if `whole`: positive, or from `low` on, and under `below`."""
+    value = config.get(key)
+    good = type(value) is int or (type(value) is float and not whole)
+    good = good and value <= LARGEST  # `below` alone would let an integer pass that no float can hold
+    if not good or not (value > 0 if low is None else value >= low) or not value < below:
+        number = "whole number" if whole else "number"
+        wanted = f"a positive {number}" if low is None else f"a {number} from {low} to below {below}"
+        raise UserError(f"{path}: {key} is {brief(value)}; wanted {wanted}")
+    return value
+
+
+def _targets(path: Path, config: dict, modules: Sequence[str]) -> tuple[str, ...]:
+    """The targets as names. A regex, `all-linear` or a choice of layers becomes the modules that have tensors.
+
+    A listed name that no linear of this project's models ends in is dropped when it has no tensor either: PEFT allows
+    a list to name what a model does not have.
+    """
+    targets = config.get("target_modules")
+    if isinstance(targets, str) or config.get("layers_to_transform") is not None or config.get("exclude_modules"):
+        return tuple(modules)
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise UserError(f"{path}: target_modules is {brief(targets)}; wanted a list of module names")
+    return tuple(
+        t for t in targets if t.split(".")[-1] in LINEAR_MODULES or any(matches(t, module) for module in modules)
+    )
+
+
+def _patterns(path: Path, config: dict, key: str, whole=False) -> dict:
+    """A pattern table, its regexes bounded: a stranger's regex can take longer than the universe has."""
+    table = config.get(key) or {}
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {key} is {brief(table)}; wanted an object of module patterns")
+    for pattern in table:
+        _number(path, table, pattern, whole)
+        quantifiers = len(re.findall(r"[*+?{]", pattern.replace("(?:", "(")))
+        if len(pattern) > _MAX_PATTERN or quantifiers > _QUANTIFIERS or re.search(r"\)[*+?{]", pattern):
+            raise UserError(f"{path}: {key}: {brief(pattern)} is too intricate; name the module or its end")
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UserError(f"{path}: {key}: {brief(pattern)} is no regular expression: {error}") from None
+    return dict(table)

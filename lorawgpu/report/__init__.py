@@ -1,0 +1,1 @@
+"""`lorawgpu report`: one page of charts and samples of a run."""

@@ -1,0 +1,38 @@
+"""`python -m lorawgpu.report RUN_DIR`: charts and samples of a run, finished or running, in one HTML file."""
+
+import sys
+from pathlib import Path
+
+from lorawgpu.cli import main_of, parser_of
+from lorawgpu.errors import UserError
+from lorawgpu.files.atomic import replace_file
+from lorawgpu.report.page import page
+from lorawgpu.report.record import read_run
+
+REPORT_FILE = "report.html"
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run folder; its path.
+
+    UserError when the folder holds no run or the `report` extra is not installed; OSError when the disk refuses.
+    """
+    path = folder / REPORT_FILE
+    html = page(read_run(folder))
+    replace_file(path, html.encode())
+    return path
+
+
+def run(argv: list[str]) -> None:
+    parser = parser_of("report", epilog="A running or interrupted run is reported as far as it came.")
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="the output_dir of a run")
+    folder = parser.parse_args(argv).run
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; wanted the output_dir of a run")
+    print(write_report(folder))
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tokenizers, from `tokenizer.json` or from a GGUF."""

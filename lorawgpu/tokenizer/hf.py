@@ -1,0 +1,203 @@
+"""Text to token ids and back, on the `tokenizers` library: from a Hugging Face folder or from GGUF metadata."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tokenizers
+
+from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import brief, read_bytes, read_json_object
+from lorawgpu.tokenizer.gguf import backend_from_gguf, guarded, with_ends
+
+if TYPE_CHECKING:
+    from lorawgpu.files.gguf import GgufFile
+
+MAX_TOKENIZER = 64 << 20  # bytes; the largest published tokenizer.json is about 35 MB
+MAX_TEMPLATE = 1 << 20  # bytes
+MAX_GROWTH = 100
+NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A byte-exact tokenizer of a model.
+
+    `special_tokens` maps the names that templates use (`bos_token`, ...) to their text; `chat_template` is the
+    model's own Jinja template or None; `add_bos` says whether the tokenizer itself starts a text with BOS.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], chat_template: str | None, source: str
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._plain: tokenizers.Tokenizer | None = None
+        self.source = source
+        self.special_tokens = special_tokens
+        self.chat_template = chat_template
+        self.bos_id = self._special_id("bos_token")
+        self.eos_id = self._special_id("eos_token")
+        self.add_bos = self.bos_id is not None and self.encode("", add_special=True)[:1] == [self.bos_id]
+
+    @classmethod
+    def from_hf_folder(cls, folder: Path) -> "Tokenizer":
+        """Read `tokenizer.json`, with `tokenizer_config.json` and `chat_template.jinja` where they exist.
+
+        Raises UserError when there is no tokenizer.json, or it cannot be read.
+        """
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise UserError(f"{folder}: no tokenizer.json; save one there with transformers' save_pretrained.")
+        config = _optional_json(Path(folder) / "tokenizer_config.json")
+        older = Path(folder) / "special_tokens_map.json"
+        _special_tokens(config, str(Path(folder) / "tokenizer_config.json"))  # each under its own name, if it is wrong
+        named = _special_tokens({**_optional_json(older), **config}, str(older))
+        backend = _load(path)
+        if "add_bos_token" in config or "add_eos_token" in config:  # as transformers: they replace the post-processor
+            bos = named.get("bos_token") if config.get("add_bos_token") else None
+            eos = named.get("eos_token") if config.get("add_eos_token") else None
+            backend.post_processor = with_ends(backend, bos, eos, str(folder))
+        return cls(backend, named, _chat_template(Path(folder), config), str(path))
+
+    @classmethod
+    def from_gguf(cls, file: "GgufFile") -> "Tokenizer":
+        """Rebuild the tokenizer that GGUF metadata describes. Raises UserError for one that is not supported."""
+        backend, named = backend_from_gguf(file)
+        template = file.metadata.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise UserError(f"{file.path}: tokenizer.chat_template is {brief(template)}; wanted text.")
+        return cls(backend, named, template, str(file.path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return self._backend.get_vocab_size()
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the control tokens: those that no ordinary text is split into."""
+        return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that decides which ids a text becomes: a cache of ids is keyed by it."""
+        return hashlib.blake2b(f"{self._backend.to_str()} {self.bos_id} {self.eos_id}".encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The contents of a tokenizer.json: all but the names of the special tokens and the template."""
+        return self._backend.to_str(pretty=True)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of one token by its text, None when there is no such token."""
+        return self._backend.token_to_id(token)
+
+    def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        `add_special` puts BOS and EOS where the tokenizer itself does. `parse_special=False` reads the
+        spelling of a control token (`<|im_end|>` in what a user typed) as ordinary text.
+        """
+        return self.encoding(text, add_special, parse_special).ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """Text of token ids; bytes that form no character become U+FFFD, ids without a token become nothing."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def encoding(self, text: str, add_special: bool = False, parse_special: bool = True) -> tokenizers.Encoding:
+        """What the library knows of `text`: to be asked for no more than is needed, which can save half the time.
+
+        `offsets`: the characters `[start, end)` of `text` that each token covers, spaces included. Tokens that share
+        one multi-byte character all cover it; tokens put by `add_special` cover (0, 0).
+        """
+        backend = self._backend if parse_special else self._without_special()
+        try:
+            return backend.encode(text, add_special_tokens=add_special)
+        except (UnicodeEncodeError, TypeError):
+            raise UserError(f"text {brief(text)} cannot be tokenized: it holds half of a surrogate pair.") from None
+
+    def _without_special(self) -> tokenizers.Tokenizer:
+        """A second backend that sees control tokens as text; a switch on the first would not be thread-safe."""
+        if self._plain is None:
+            with guarded(self.source):  # what a file gives, the library does not always read again
+                self._plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
+            self._plain.encode_special_tokens = True
+        return self._plain
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        if token is None:
+            return None
+        token_id = self.token_id(token)
+        if token_id is None:
+            raise UserError(f"{self.source}: {name} {brief(token)} is not in the vocabulary.")
+        return token_id
+
+
+def _load(path: Path) -> tokenizers.Tokenizer:
+    text = read_bytes(path, MAX_TOKENIZER)
+    with guarded(str(path)):
+        data = json.loads(text)
+        _keep_spaces_in_offsets(data.get("post_processor"))
+        for part in ("normalizer", "decoder"):
+            if (growth := _growth(data.get(part))) > MAX_GROWTH:
+                raise UserError(f"{path}: its {part} can make a text {growth:,.0f} times as long; not supported.")
+        return tokenizers.Tokenizer.from_str(json.dumps(data))
+
+
+def _growth(step: object) -> float:
+    """How many times as long the replacements in a normalizer or decoder can make a text: a few of them, one after
+    another, reach sizes at which the tokenizers library ends the process."""
+    if not isinstance(step, dict):
+        return 1.0
+    content, pattern = step.get("content"), step.get("pattern")
+    plain = pattern.get("String") if isinstance(pattern, dict) else None
+    own = len(content) / max(1, len(plain) if isinstance(plain, str) else 0) if isinstance(content, str) else 1.0
+    inner = [*(step.get("normalizers") or []), *(step.get("decoders") or [])]
+    return math.prod(map(_growth, inner), start=max(1.0, own))
+
+
+def _keep_spaces_in_offsets(post_processor: object) -> None:
+    """Byte-level post-processors trim a token's leading space from its offsets; masks need it covered."""
+    if isinstance(post_processor, dict):
+        if "trim_offsets" in post_processor:
+            post_processor["trim_offsets"] = False
+        for processor in post_processor.get("processors") or []:
+            _keep_spaces_in_offsets(processor)
+
+
+def _optional_json(path: Path) -> dict:
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _special_tokens(config: dict, source: str) -> dict[str, str]:
+    """Named tokens as text; a file may spell one as an object with its `content`."""
+    named = {}
+    for name in NAMED:
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"{source}: {name} is {brief(value)}; wanted text.")
+        if value:
+            named[name] = value
+    return named
+
+
+def _chat_template(folder: Path, config: dict) -> str | None:
+    """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, `default`."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return read_bytes(path, MAX_TEMPLATE).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8: {error}.") from None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        templates = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = templates.get("default")
+    if template is not None and not isinstance(template, str):
+        raise UserError(f"{folder / 'tokenizer_config.json'}: chat_template is {brief(template)}; wanted text.")
+    return template

@@ -1,0 +1,1 @@
+"""`lorawgpu train`: a run from its config to its adapter."""

@@ -1,0 +1,112 @@
+"""`python -m lorawgpu.train CONFIG.yaml`: fine-tune a model as a YAML file says."""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from lorawgpu.cli import add_device_option, main_of, parser_of
+from lorawgpu.config.schema import TrainConfig, json_schema, load_config
+from lorawgpu.data.preview import preview_lines
+from lorawgpu.errors import UserError
+from lorawgpu.files.lock import only_run_in
+from lorawgpu.gpu import open_device, open_dry_device
+from lorawgpu.report.__main__ import write_report
+from lorawgpu.train.checkpoint import restore_replaced
+from lorawgpu.train.resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
+from lorawgpu.train.run_dir import occupied
+from lorawgpu.train.setup import build_engine, load_data, prepare, words_without_weights
+from lorawgpu.train.summary import plan_text
+from lorawgpu.train.trainer import Trainer
+from lorawgpu.util.streams import lasting_stdout
+
+EPILOG = (
+    "Ctrl-C, SIGTERM or a closed terminal finishes the step, saves a checkpoint and leaves with exit code 130, 143 or "
+    "129; a second Ctrl-C or SIGTERM leaves at once. Exit code 0: done; 1: too many bad steps, or an adapter "
+    "that is no good when it is to be saved; 2: wrong input; 3: the device failed."
+)
+
+
+def parse(argv: list[str]) -> Namespace:
+    parser = parser_of("train", epilog=EPILOG)
+    parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
+    parser.add_argument("--set", metavar="key=value", action="append", default=[], help="override a key of the config")
+    usage = "continue from the newest checkpoint of output_dir, or from DIR"
+    parser.add_argument("--resume", metavar="auto|DIR", nargs="?", const="auto", help=usage)
+    usage = "print the plan and the memory it takes, without taking it, and stop"
+    parser.add_argument("--dry-run", action="store_true", help=usage)
+    parser.add_argument("--preview", metavar="N", type=int, help="show N samples with their trained tokens, and stop")
+    parser.add_argument("--json", action="store_true", help="the preview as JSON lines")
+    parser.add_argument("--skip-bad-lines", action="store_true", help="count and list bad lines of data instead")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of the config, for editors")
+    add_device_option(parser)
+    args = parser.parse_args(argv)
+    if args.config is None and not args.schema:
+        raise UserError("which config? wanted CONFIG.yaml (see lorawgpu train --help)")
+    if args.preview is not None and args.preview < 0:
+        raise UserError(f"--preview {args.preview}: wanted a number of samples")
+    if args.json and args.preview is None:
+        raise UserError("--json goes with --preview N")
+    return args
+
+
+def run(argv: list[str]) -> int:
+    args = parse(argv)
+    if args.schema:
+        print(json.dumps(json_schema(), indent=2))
+        return 0
+    config = load_config(args.config, args.set)
+    if args.preview is not None:
+        return preview(config, args)
+    if args.dry_run:
+        return train(config, args)
+    with only_run_in(Path(config.output_dir)), lasting_stdout():
+        return train(config, args)
+
+
+def preview(config: TrainConfig, args: Namespace) -> int:
+    words = words_without_weights(config)
+    data = load_data(config, words, args.skip_bad_lines)
+    for line in preview_lines(data.stores, words.tokenizer, args.preview, args.json, sys.stdout.isatty()):
+        print(line)
+    return 0
+
+
+def train(config: TrainConfig, args: Namespace) -> int:
+    # A dry run writes nothing: it may show the plan of a new run where there is one.
+    fresh = args.dry_run and args.resume is None
+    if not args.dry_run:
+        restore_replaced(Path(config.output_dir))
+    path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
+    snapshot = load_snapshot(path) if path else None
+    prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None, args.dry_run)
+    if snapshot:
+        check_same_run(prepared, snapshot, path)
+    device = (open_dry_device if args.dry_run else open_device)(args.device or config.device)
+    engine = build_engine(prepared, device)
+    trainer = Trainer(prepared, engine, snapshot, Path(args.config))
+    print(plan_text(trainer.plan), flush=True)
+    print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
+    if args.resume and not path:
+        print(f"resume   no checkpoint in {prepared.folder}: nothing to resume, starting at step 1", flush=True)
+    if args.dry_run:
+        if fresh and (reason := occupied(prepared.folder, Path(args.config), resuming=False)):
+            print(f"note     the run itself would be refused: {reason}")
+        return 0
+    code = trainer.train()
+    write_report_if_possible(prepared.folder)
+    return code
+
+
+def write_report_if_possible(folder: Path) -> None:
+    """The run is over and saved: whatever stands in the way of its report is a note."""
+    try:
+        print(f"report: {write_report(folder)}")
+    except (UserError, OSError) as error:
+        print(f"note: no report: {error}", file=sys.stderr)
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

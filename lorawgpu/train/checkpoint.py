@@ -1,0 +1,189 @@
+"""Checkpoints of a run: `checkpoint-<step>/`, whole or absent, and the newest whole one found again.
+
+A checkpoint is a PEFT adapter, `optimizer.safetensors` (AdamW's moments as "m.<adapter tensor>" and "v.<adapter
+tensor>") and `trainer_state.json` (what the trainer says, with size and SHA-256 of the other files). It is written into
+a hidden folder, forced to disk and renamed, so a crash at any moment leaves the previous checkpoints as they were.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.files.atomic import sync_folder, write_synced
+from lorawgpu.files.safetensors import SafetensorsFile
+from lorawgpu.files.untrusted import read_json_object
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
+
+OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "trainer_state.json"
+_SEALED = (WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE)
+_NAME = re.compile(r"checkpoint-(\d{1,12})")
+_REPLACED = re.compile(r"\.(checkpoint-(\d{1,12}))\.replaced")
+_log = logging.getLogger(__name__)
+
+Tensors = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds. `adapter`, `m` and `v` have the same names and shapes, float32."""
+
+    lora: LoraConfig
+    adapter: Tensors
+    m: Tensors
+    v: Tensors
+    state: dict[str, Any]  # JSON values; "step" is there
+
+
+def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path:
+    """Write `checkpoint-<step>` of a run directory, replacing one of that step; return its path.
+
+    CheckFailed, and nothing written, when a value is not finite. OSError when the disk refuses; the checkpoints that
+    were there stay.
+    """
+    for part, tensors in (("m", snapshot.m), ("v", snapshot.v)):
+        for name, tensor in tensors.items():
+            if not np.isfinite(tensor).all():
+                raise CheckFailed(f"{run}: checkpoint not saved: {part} of {name} holds a value that is not finite")
+    run.mkdir(parents=True, exist_ok=True)
+    _sweep(run)
+    final = run / f"checkpoint-{snapshot.state['step']}"
+    beside = run / f".{final.name}.partial"
+    try:
+        write_adapter(beside, snapshot.lora, snapshot.adapter, base_model_name)
+        moments = {
+            f"{part}.{name}": np.ascontiguousarray(tensor, np.float32)
+            for part, tensors in (("m", snapshot.m), ("v", snapshot.v))
+            for name, tensor in tensors.items()
+        }
+        write_synced(beside / OPTIMIZER_FILE, safetensors.numpy.save(moments))
+        state = snapshot.state | {"files": {name: _seal(beside / name) for name in _SEALED}}
+        write_synced(beside / STATE_FILE, json.dumps(state, indent=1, allow_nan=False).encode())
+        sync_folder(beside)
+        if final.exists():
+            final.rename(run / f".{final.name}.replaced")
+        beside.rename(final)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)  # a full disk is what made most of these fail
+        raise
+    sync_folder(run)
+    _sweep(run)
+    return final
+
+
+def restore_replaced(run: Path) -> None:
+    """Put back a checkpoint whose replacement was cut short between its two renames."""
+    for replaced in run.glob(".checkpoint-*.replaced"):
+        final = run / replaced.name.removeprefix(".").removesuffix(".replaced")
+        if not final.exists():
+            replaced.rename(final)
+
+
+def _sweep(run: Path) -> None:
+    """Remove what an interrupted save or removal left behind."""
+    restore_replaced(run)
+    for leftover in run.glob(".checkpoint-*"):
+        shutil.rmtree(leftover)
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run by step, oldest first, broken ones included; nothing on disk is changed.
+
+    One that `restore_replaced` has yet to put back is there under its hidden name.
+    """
+    found = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
+    for path in run.glob(".checkpoint-*.replaced"):
+        if (match := _REPLACED.fullmatch(path.name)) and not (run / match[1]).exists():
+            found.append((int(match[2]), path))
+    return [path for _, path in sorted(found)]
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """The newest whole checkpoint of a run, or None. A broken one is passed over, with a warning that says why."""
+    for path in reversed(list_checkpoints(run)):
+        try:
+            _read_state(path)
+        except UserError as error:
+            _log.warning("passed over: %s", error)
+        else:
+            return path
+    return None
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """`trainer_state.json` of a whole checkpoint; UserError that says what is broken."""
+    state = read_json_object(path / STATE_FILE)
+    seals = state.pop("files", None)
+    if type(state.get("step")) is not int or not isinstance(seals, dict) or set(seals) != set(_SEALED):
+        raise UserError(f"{path / STATE_FILE}: not the state of a checkpoint")
+    for name in _SEALED:
+        if not (path / name).is_file():
+            raise UserError(f"{path}: {name} is missing")
+        if _seal(path / name) != seals[name]:
+            raise UserError(f"{path}: {name} is not the file that was saved (cut short or changed)")
+    return state
+
+
+def load_checkpoint(path: Path) -> Snapshot:
+    """Read a checkpoint folder. UserError when it is not whole."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder; wanted a checkpoint-<step> folder to resume from")
+    state = _read_state(path)
+    lora, adapter = read_adapter(path)
+    file = SafetensorsFile(path / OPTIMIZER_FILE)
+    moments = {part: {name: file.entries.get(f"{part}.{name}") for name in adapter} for part in "mv"}
+    for part, entries in moments.items():
+        for name, entry in entries.items():
+            if entry is None or entry.dtype != "F32" or entry.shape != adapter[name].shape:
+                raise UserError(f"{path / OPTIMIZER_FILE}: {part}.{name} is missing or does not fit the adapter")
+    m, v = ({name: file.read(f"{part}.{name}").copy() for name in adapter} for part in "mv")
+    return Snapshot(lora, adapter, m, v, state)
+
+
+def prune_checkpoints(run: Path, limit: int, best: Path | None = None) -> None:
+    """Keep the newest `limit` checkpoints, and `best` whatever its age. A removal that is cut short leaves no half."""
+    restore_replaced(run)
+    for path in list_checkpoints(run)[:-limit]:
+        if best is None or path.name != best.name:
+            path.rename(path.with_name(f".{path.name}.removed"))
+    _sweep(run)
+
+
+def differences(saved: dict[str, Any], current: dict[str, Any], words: dict[str, str] | None = None) -> list[str]:
+    """What differs between two identities (settings and digests by name), one entry a name: in `words` where they say
+    more than the two values."""
+    names = [name for name in sorted(saved.keys() | current.keys()) if saved.get(name) != current.get(name)]
+    values = {n: f"the checkpoint has {_shown(saved.get(n))}, this run {_shown(current.get(n))}" for n in names}
+    return [f"{name}: {text}" for name, text in (values | (words or {})).items() if name in values]
+
+
+def _shown(value: Any) -> str:
+    """As the config file spells it."""
+    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def require_same(
+    saved: dict[str, Any], current: dict[str, Any], path: Path, words: dict[str, str] | None = None
+) -> None:
+    """UserError naming every difference between a checkpoint's identity and this run's: it could not go on exactly.
+    `words`: see `differences`."""
+    if different := differences(saved, current, words):
+        raise UserError(
+            f"{path}: made by another run, so it cannot be resumed here\n  "
+            + "\n  ".join(different)
+            + "\nSet these back, or choose another output_dir to start afresh."
+        )

@@ -1,0 +1,56 @@
+"""The adapter that a run ends with: written, read back from disk, and tried."""
+
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.data.batching import bucket, flatten
+from lorawgpu.engine.engine import Engine
+from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.lora.peft_dir import read_adapter, write_adapter
+from lorawgpu.train.setup import Run
+
+TRIED = 64  # tokens that the adapter is tried on
+
+
+def save_final(run: Run, engine: Engine, fallback: str) -> None:
+    """Write the adapter of `engine` into the run folder and check what was written.
+
+    CheckFailed, naming the `fallback`, when what is on disk is not finite, is the adapter that the run started with,
+    or does not change what the model says.
+    """
+    try:
+        write_adapter(run.folder, run.lora, engine.tensors(), run.checkpoint.name)
+        check_final(run, engine, run.folder)
+    except CheckFailed as error:
+        raise CheckFailed(f"{error}. {fallback}") from None
+
+
+def check_final(run: Run, engine: Engine, folder: Path) -> None:
+    try:
+        _, tensors = read_adapter(folder, run.checkpoint.config)
+    except UserError as error:
+        raise CheckFailed(f"the final adapter does not load: {error}") from None
+    if all(np.array_equal(tensor, run.start[name]) for name, tensor in tensors.items()):
+        raise CheckFailed(f"{folder}: the final adapter is the one that the run started with: nothing was trained")
+    base = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
+    engine.load("params", base)
+    without, _ = try_out(run, engine)
+    engine.load("params", tensors)
+    with_adapter, finite = try_out(run, engine)
+    if np.array_equal(with_adapter, without):
+        raise CheckFailed(f"{folder}: the final adapter changes nothing in what the model says")
+    if not finite:
+        raise CheckFailed(f"{folder}: with the final adapter the model computes values that are not finite")
+
+
+def try_out(run: Run, engine: Engine) -> tuple[np.ndarray, bool]:
+    """The model's logits at the end of a training sample, and whether every value on the way there was finite.
+
+    Of the logits alone one could not say it: a quantiser makes numbers of what is none.
+    """
+    sample = next(source for source in run.data.train if len(source))[0]
+    cut = type(sample)(sample.input_ids[:TRIED], sample.labels[:TRIED])
+    engine.begin()
+    logits = engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]))
+    return logits, bool(np.isfinite(logits).all()) and not engine.steps_state().bad

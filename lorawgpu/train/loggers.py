@@ -1,0 +1,83 @@
+"""Where a run's numbers go besides `metrics.jsonl`: TensorBoard and Weights & Biases, through their own libraries."""
+
+import importlib
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lorawgpu.errors import UserError
+
+
+class Sink(ABC):
+    """Takes the numbers of each record. What is not finite is left out: neither service draws it."""
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        if finite:
+            self._send(step, finite)
+
+    @abstractmethod
+    def _send(self, step: int, numbers: dict[str, float]) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class TensorBoard(Sink):
+    """Event files in `tensorboard/` of the run folder: `tensorboard --logdir RUN_DIR`."""
+
+    module = "tensorboard.summary"
+
+    def __init__(self, library: ModuleType, folder: Path, config: dict[str, Any]):
+        self.writer = library.Writer(str(folder / "tensorboard"))
+
+    def _send(self, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB(Sink):
+    """A W&B run named after the run folder; W&B's own variables (WANDB_PROJECT, WANDB_MODE, ...) say where it goes."""
+
+    module = "wandb"
+
+    def __init__(self, library: ModuleType, folder: Path, config: dict[str, Any]):
+        project = os.environ.get("WANDB_PROJECT", "lorawgpu")
+        self.run = library.init(project=project, name=folder.name, dir=str(folder), config=config)
+
+    def _send(self, step: int, numbers: dict[str, float]) -> None:
+        self.run.log(numbers, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+SINKS = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def require_sinks(names: Sequence[str]) -> None:
+    """UserError for a library that is not installed."""
+    for name in names:
+        _library(name)
+
+
+def open_sinks(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Sink]:
+    """The sinks of `report_to`. UserError for a library that is not installed."""
+    return [SINKS[name](_library(name), folder, config) for name in names]
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(SINKS[name].module)
+    except ImportError as error:
+        raise UserError(
+            f"report_to: {name} is not installed ({error}): pip install 'lorawgpu[{name}]', or remove it there"
+        ) from None

@@ -1,0 +1,146 @@
+"""What a run reports: one JSON line a record in `metrics.jsonl`, one progress line on the terminal, a summary."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lorawgpu.files.atomic import replace_file
+from lorawgpu.train.loggers import Sink
+
+
+class MetricsLog:
+    """Appends records to a JSONL file, each on disk when the call returns; `sinks` get their numbers too.
+
+    With `resume_step`, what a previous run wrote after that step is cut away first (and its torn last line, if it was
+    killed while writing); without it the file starts empty. Numbers that are not finite become null, which JSON has.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None, sinks: Sequence[Sink] = ()):
+        self.sinks = sinks
+        kept = [] if resume_step is None else [r for r in read_metrics(path) if r["step"] <= resume_step]
+        replace_file(path, b"".join(_line(record) for record in kept))
+        self._file = open(path, "ab")
+
+    def write(self, step: int, **values: Any) -> None:
+        self._file.write(_line({"step": step} | values))
+        self._file.flush()
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for sink in self.sinks:
+            sink.write(step, numbers)
+
+    def close(self) -> None:
+        self._file.close()
+        for sink in self.sinks:
+            sink.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file, also of a running or killed run; none when there is no file."""
+    records = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):  # the line that was being written, or what is none of ours
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+    return records
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Progress:
+    """The progress line and the records behind it.
+
+    On a terminal one line is rewritten; into a file or a pipe goes one line a logged step. tokens/s counts training
+    only: time inside `paused()` (evaluating, saving) is left out.
+    """
+
+    def __init__(self, log: MetricsLog, total_steps: int, start_step: int = 0, stream=None):
+        self.log, self.total_steps, self.start_step = log, total_steps, start_step
+        self.stream = stream or sys.stderr
+        self.bar = tqdm(
+            total=total_steps, initial=start_step, file=self.stream, disable=not self.stream.isatty(), unit="step",
+            dynamic_ncols=True, bar_format="step {n_fmt}/{total_fmt} {bar:12} {postfix} {elapsed}<{remaining}",
+        )  # fmt: skip
+        self.steps = self.tokens = 0  # done, and trained on, since start_step
+        self.seconds = 0.0  # of training since start_step
+        self.first_loss = self.last_loss = None
+        self._since = time.perf_counter()  # when time was last added to `seconds`
+        self._logged = (0, 0.0)  # tokens and seconds at the last logged step
+
+    def advance(self, tokens: int) -> None:
+        """One optimizer step was submitted, on `tokens` tokens."""
+        self.steps += 1
+        self.tokens += tokens
+        self.bar.update()
+
+    def logged(self, step: int, loss: float, lr: float, grad_norm: float, **more: Any) -> None:
+        """Step number `step`, counted from 1, was read back: write its record and show it.
+
+        Call it after the read-back has waited for the GPU, so that tokens/s counts work done and not work queued.
+        """
+        self._count_time()
+        tokens, seconds = self.tokens - self._logged[0], self.seconds - self._logged[1]
+        self._logged = (self.tokens, self.seconds)
+        rate = tokens / seconds if seconds else 0.0
+        if math.isfinite(loss):
+            self.first_loss = loss if self.first_loss is None else self.first_loss
+            self.last_loss = loss
+        self.log.write(step, loss=loss, learning_rate=lr, grad_norm=grad_norm, tokens_per_s=round(rate, 1),
+                       tokens=self.tokens, seconds=round(self.seconds, 3), **more)  # fmt: skip
+        shown = f"loss {loss:.4f} lr {lr:.2e} grad {grad_norm:.3g} {rate:,.0f} tok/s"
+        if self.bar.disable:
+            left = self.seconds / max(1, step - self.start_step) * (self.total_steps - step)
+            line = f"step {step}/{self.total_steps} {shown} ETA {tqdm.format_interval(left)}"
+            print(line, file=self.stream, flush=True)
+        else:
+            self.bar.set_postfix_str(shown)
+
+    def message(self, text: str) -> None:
+        """A line above the progress line."""
+        self.bar.clear()
+        print(text, file=self.stream, flush=True)
+        self.bar.refresh()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in here is not training time."""
+        self._count_time()
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+
+    def _count_time(self) -> None:
+        now = time.perf_counter()
+        self.seconds += now - self._since
+        self._since = now
+
+    def close(self) -> None:
+        self.bar.close()
+        self.log.close()
+
+    def summary(self) -> str:
+        """One line on the whole run; close to its last logged step."""
+        loss = "" if self.first_loss is None else f", loss {self.first_loss:.4f} -> {self.last_loss:.4f}"
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        return (f"{self.steps} steps, {self.tokens:,} tokens in {tqdm.format_interval(self.seconds)} "
+                f"({rate:,.0f} tok/s){loss}")  # fmt: skip

@@ -1,0 +1,185 @@
+"""Where a run stands between two steps: to a checkpoint and back, and which checkpoint to continue from."""
+
+import hashlib
+import importlib.metadata
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu import __version__
+from lorawgpu.data.batch_order import State as DataState
+from lorawgpu.engine.engine import Engine
+from lorawgpu.errors import UserError
+from lorawgpu.gpu.kernel import SHADERS
+from lorawgpu.ops.window import State, pack_state
+from lorawgpu.train.checkpoint import (
+    Snapshot,
+    differences,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    require_same,
+)
+from lorawgpu.train.run_dir import occupied
+from lorawgpu.train.setup import Run
+
+# May be changed at a resume, and then change the course of training.
+STEERING = (
+    "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
+    "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
+)  # fmt: skip
+GOOD = State(bad=False, bad_run=0, bad_total=0, record=None, windows=0)
+
+
+@dataclass
+class Standing:
+    """Host state after `step` optimizer steps; all of it goes into a checkpoint."""
+
+    step: int = 0
+    data: DataState | None = None  # what finished steps consumed; None before the first
+    skipped: int = 0  # windows without a target
+    bad: State = GOOD  # as of the last report
+    best: dict | None = None  # {"step", "loss"} of the best evaluation
+    stale: int = 0  # evaluations since then
+    metrics: dict = field(default_factory=dict)  # what was logged last
+
+    def to_json(self) -> dict:
+        return {
+            "step": self.step,
+            "epoch": self.data.epoch,
+            "data": self.data.to_dict(),
+            "skipped_windows": self.skipped,
+            "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.windows},
+            "best": self.best,
+            "evaluations_since_best": self.stale,
+            "metrics": self.metrics,
+        }
+
+    @staticmethod
+    def from_json(state: dict) -> "Standing":
+        bad = state["bad_steps"]
+        return Standing(
+            state["step"],
+            DataState.from_dict(state["data"]),
+            state["skipped_windows"],
+            State(False, bad["run"], bad["total"], None, bad["windows"]),
+            state["best"],
+            state["evaluations_since_best"],
+            state["metrics"],
+        )
+
+
+def environment(device) -> dict[str, str]:
+    """What may change rounding without being wrong: versions, kernels, adapter and driver."""
+    kernels = hashlib.blake2b(digest_size=16)
+    for file in sorted(SHADERS.rglob("*.wgsl*")):
+        kernels.update(file.read_bytes())
+    versions = {name: importlib.metadata.version(name) for name in ("numpy", "wgpu")}
+    own = {"lorawgpu": __version__, "kernels": kernels.hexdigest()}
+    return own | versions | {"device": device.name, "driver": device.driver}
+
+
+def checkpoint_to_resume(run_folder: Path, choice: str | None, given: Path | None = None) -> Path | None:
+    """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one; a run folder: its newest),
+    or None to start afresh. `given`: the config file.
+
+    UserError when it does not exist, or when starting afresh, or from another place, would mix two runs in one folder
+    or write over files of the user.
+    """
+    if reason := occupied(run_folder, given, resuming=choice is not None):
+        raise UserError(reason)
+    if choice is None:
+        return None
+    path = Path(choice).expanduser().absolute()
+    if choice == "auto" or path.resolve() == run_folder.resolve():
+        return _newest(run_folder)
+    if not path.exists():
+        raise UserError(f"--resume {path}: no such folder; wanted a checkpoint-<step> folder, or auto for the newest")
+    if list_checkpoints(path):
+        path = _newest(path)
+    found = list_checkpoints(run_folder)
+    if found and found[-1].resolve() != path.resolve():
+        raise UserError(
+            f"--resume {choice}: {run_folder} holds {found[-1].name}, which another course of training would mix with; "
+            "choose another output_dir, or move the later checkpoints away"
+        )
+    return path
+
+
+def _newest(run_folder: Path) -> Path | None:
+    newest, found = newest_checkpoint(run_folder), list_checkpoints(run_folder)
+    if found and newest is None:
+        raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
+    return newest
+
+
+def load_snapshot(path: Path) -> Snapshot:
+    """Read a checkpoint. UserError when it is not whole, or its state is not what this version writes."""
+    snapshot = load_checkpoint(path)
+    try:
+        for key in ("identity", "environment", "config", "today"):
+            snapshot.state[key]
+        Standing.from_json(snapshot.state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: its state lacks or garbles {error}; made by another version?") from None
+    return snapshot
+
+
+def today_of(snapshot: Snapshot) -> datetime | None:
+    """The moment that chat templates of the run take for now: a run resumed tomorrow must read its data as today."""
+    today = snapshot.state["today"]
+    return datetime.fromisoformat(today) if today else None
+
+
+def check_same_run(run: Run, snapshot: Snapshot, path: Path) -> None:
+    """UserError naming every difference when the checkpoint was made with another model, data or adapter, and when it
+    is beyond the last step of this run."""
+    files = snapshot.state.get("data_files")  # None: written before files were noted
+    words = {"data": _other_files(files, run.data.files)} if files else None
+    require_same(snapshot.state["identity"], run.identity, path, words)
+    step, total = snapshot.state["step"], run.schedule.total_steps
+    if step > total:
+        raise UserError(
+            f"{path}: at step {step} already, and this run has {total} steps: raise max_steps or num_epochs, "
+            "or choose another output_dir to start afresh"
+        )
+
+
+def _other_files(saved: dict[str, str], current: dict[str, str]) -> str:
+    """Why the data are not those of a checkpoint, from the digests of the files of both."""
+    parts = [f"{file} has other content now" for file in saved if current.get(file, saved[file]) != saved[file]]
+    parts += [f"{file} is not among them now" for file in saved if file not in current]
+    parts += [f"{file} is new among them" for file in current if file not in saved]
+    same = "the files are the same, but they are read otherwise (tokenizer, chat template, type, weight, held-out part)"
+    return "; ".join(parts) or same
+
+
+def restore(engine: Engine, snapshot: Snapshot) -> Standing:
+    """Put a snapshot on the GPU, bad-step counters included; returns where it stands."""
+    standing = Standing.from_json(snapshot.state)
+    for part, tensors in (("params", snapshot.adapter), ("m", snapshot.m), ("v", snapshot.v)):
+        engine.load(part, tensors)
+    engine.device.write(engine.state, pack_state(standing.bad))
+    return standing
+
+
+def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
+    """Why this run will not end with the same bits as the one that was interrupted, if so."""
+    config = {key: value for key, value in run.config.model_dump().items() if key in STEERING}
+    changed = differences({key: snapshot.state["config"].get(key) for key in STEERING}, config)
+    return changed + differences(snapshot.state["environment"], environment(device))
+
+
+def take_snapshot(run: Run, engine: Engine, standing: Standing) -> Snapshot:
+    """Read the adapter and its moments back; waits for the GPU."""
+    state = standing.to_json() | {
+        "identity": run.identity,
+        "data_files": run.data.files,
+        "environment": environment(engine.device),
+        "config": run.config.model_dump(),
+        "today": run.words.template.now.isoformat() if run.words.template else None,
+    }
+    parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]
+    return Snapshot(run.lora, *parts, state)

@@ -1,0 +1,249 @@
+"""From a config to what the loop needs: data, model, adapter, schedule, engine; and the plan that is printed first.
+
+`prepare` touches no GPU and finds every mistake that can be found without one; `build_engine` puts it all on a device.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.chat.template import ChatTemplate, resolve_template
+from lorawgpu.config.schema import TrainConfig
+from lorawgpu.data.batch_order import Batches, BatchSettings
+from lorawgpu.data.batching import token_capacity
+from lorawgpu.data.dataset import Data, DatasetSpec, Loading, load
+from lorawgpu.data.encode import EncodeSettings, NeedsTokenizer
+from lorawgpu.data.token_store import default_cache_dir
+from lorawgpu.data.workers import as_many_as_fit
+from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.errors import DeviceError, UserError
+from lorawgpu.gpu import KernelCache, device_errors
+from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
+from lorawgpu.lora.base_name import note_other_base
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import start_adapter
+from lorawgpu.optim.adamw import AdamW
+from lorawgpu.optim.schedule import Schedule, schedule_of
+from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.train.loggers import require_sinks
+from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.hf_folder import read_config
+from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+from lorawgpu.weights.synthetic import outline
+
+
+@dataclass(frozen=True)
+class Words:
+    """What data need of a model: tokenizer (`missing` says why there is none), chat template, size of vocabulary."""
+
+    tokenizer: Tokenizer | None
+    missing: str
+    template: ChatTemplate | None
+    vocab_size: int | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run before it has a GPU. `start`: the adapter before the first step; `capacity`: rows of a micro-batch."""
+
+    config: TrainConfig
+    checkpoint: Checkpoint
+    words: Words
+    data: Data
+    batches: Batches
+    schedule: Schedule
+    lora: LoraConfig
+    start: dict[str, np.ndarray]
+    identity: dict  # what a checkpoint must have been made with to be resumed by this run
+    longest: int  # tokens of the longest sample, held-out ones included
+
+    @property
+    def capacity(self) -> int:
+        return self.batches.settings.capacity
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.output_dir)
+
+
+def words_of(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_size: int | None) -> Words:
+    """A model without a tokenizer is good enough for pre-tokenised data."""
+    try:
+        found, missing = tokenizer(), ""
+        own, special = found.chat_template, found.special_tokens
+    except UserError as error:
+        found, missing, own, special = None, str(error), None, {}
+    return Words(
+        found, missing, resolve_template(config.chat_template, config.chat_template_jinja, own, special), vocab_size
+    )
+
+
+def words_of_model(config: TrainConfig, checkpoint: Checkpoint) -> Words:
+    """Of a model that is going to be loaded."""
+    return words_of(config, checkpoint.tokenizer, checkpoint.config.vocab_size)
+
+
+def words_without_weights(config: TrainConfig) -> Words:
+    """For a look at the data alone: of a model folder, only the tokenizer has to be there."""
+    folder = Path(config.base_model)
+    if not folder.is_dir():
+        return words_of_model(config, open_checkpoint(config.base_model))
+    vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
+    return words_of(config, partial(Tokenizer.from_hf_folder, folder), vocab_size)
+
+
+def load_data(
+    config: TrainConfig,
+    words: Words,
+    skip_bad_lines: bool = False,
+    purpose: str = Loading.purpose,
+    read_only: bool = False,
+) -> Data:
+    """The data sets of a config, tokenised and split. UserError naming file and line for what is wrong with them."""
+    settings = EncodeSettings(
+        config.sequence_len, config.excess_length_strategy, config.train_on_inputs, tuple(config.roles_to_train)
+    )
+    loading = Loading(
+        settings,
+        words.tokenizer,
+        words.template,
+        words.vocab_size,
+        skip_bad_lines,
+        Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
+        config.dataset_num_proc or as_many_as_fit(words.tokenizer.vocab_size if words.tokenizer else 0),
+        purpose,
+        read_only,
+    )
+
+    def specs(sets):
+        return [DatasetSpec(d.path, d.type, d.weight) for d in sets]
+
+    try:
+        return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
+    except NeedsTokenizer as error:
+        raise UserError(f"{error}: {words.missing}") from None
+
+
+def prepare(
+    config: TrainConfig, skip_bad_lines: bool = False, today: datetime | None = None, read_only: bool = False
+) -> Run:
+    """Everything that needs no GPU. UserError for what is wrong with the model, the data or the adapter.
+
+    `today`: what a chat template that asks for the date is told, when not the moment of the call. `read_only`: tokens
+    that are not in the cache yet do not go there.
+    """
+    require_sinks(config.report_to)
+    checkpoint = open_checkpoint(config.base_model)
+    lora, start = start_adapter(config, checkpoint.config)
+    if config.adapter:
+        note_other_base(config.adapter, checkpoint.name)
+    words = words_of_model(config, checkpoint)
+    if today and words.template:
+        words = replace(words, template=ChatTemplate(words.template.source, words.template.special_tokens, today))
+    data = load_data(config, words, skip_bad_lines, read_only=read_only)
+    sources = data.train + ([data.validation] if data.validation is not None else [])
+    longest = max(int(np.max(s.lengths)) for s in sources if len(s))
+    # Packing fills what the config says; without it no micro-batch outgrows the longest samples.
+    rows = config.sequence_len if config.sample_packing else longest
+    settings = BatchSettings(
+        config.seed,
+        config.micro_batch_size,
+        config.gradient_accumulation_steps,
+        token_capacity(config.micro_batch_size, rows),
+        config.sample_packing,
+    )
+    batches = Batches(data.train, settings, data.weights)
+    schedule = schedule_of(config, total_steps(config, batches))
+    identity = config.resume_identity() | {"model": model_digest(checkpoint), "data": data.digest}
+    return Run(config, checkpoint, words, data, batches, schedule, lora, start, identity, longest)
+
+
+def total_steps(config: TrainConfig, batches: Batches) -> int:
+    """`max_steps`, else the optimizer steps of `num_epochs`; a part of an epoch is rounded up to a step."""
+    if config.max_steps:
+        return config.max_steps
+    whole = int(config.num_epochs)
+    part = config.num_epochs - whole
+    return sum(batches.steps(e) for e in range(whole)) + (math.ceil(part * batches.steps(whole)) if part else 0)
+
+
+def model_digest(checkpoint: Checkpoint) -> str:
+    """Tells models apart in milliseconds: the config, and of each weight file its size and 64 pieces of 4 KiB."""
+    hashed = hashlib.blake2b(repr(checkpoint.config).encode(), digest_size=16)
+    path = Path(checkpoint.path)
+    for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        hashed.update(str(size).encode())
+        with file.open("rb") as stream:
+            for i in range(64):
+                stream.seek(size * i // 64)
+                hashed.update(stream.read(4096))
+    return hashed.hexdigest()
+
+
+def build_engine(run: Run, device, kernels: KernelCache | None = None) -> Engine:
+    """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that, up to
+    26 MiB that the sums in parts of a smaller plan may need.
+
+    On a dry device no weight is read. DeviceError when it does not fit, naming the settings that would.
+    """
+    with device_errors():
+        model = (outline if device.dry else load_model)(device, run.checkpoint)
+        weights = dict(device.memory.held)
+        try:
+            return _engine(run, device, model, kernels)
+        except DeviceError as error:
+            reason = str(error)
+    # Here the half-built engine is gone with the exception that held it, and its buffers with it.
+    raise DeviceError(f"{reason}\n{_advice(run, device, model, weights)}")
+
+
+def _engine(run: Run, device, model, kernels=None, **changed) -> Engine:
+    config = run.config
+    options = Options(
+        capacity=run.capacity,
+        positions=run.longest,
+        dropout=config.lora_dropout,
+        seed=config.seed,
+        checkpointing=config.gradient_checkpointing,
+        attention=config.attn_implementation,
+        flops_per_submit=flops_per_submit(first_rate(device), config.max_dispatch_ms),
+    )
+    optimizer = AdamW(
+        config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
+    )
+    layout = AdapterLayout(run.lora, run.checkpoint.config)
+    return Engine(device, model, replace(options, **changed), layout, run.start, optimizer, kernels)
+
+
+def _advice(run: Run, device, model, weights: dict) -> str:
+    """Which settings would fit, found by trying them on the device, the least painful first."""
+    config, gc = run.config, run.config.gradient_checkpointing
+    rows = config.sequence_len if config.sample_packing else run.longest
+    sizes = [config.micro_batch_size >> i for i in range(1, config.micro_batch_size.bit_length())]
+    tries = [(f"micro_batch_size {n}", token_capacity(n, rows), gc) for n in sizes]
+    tries += [("gradient_checkpointing true", run.capacity, True)] if not gc else []
+    tries += [(f"gradient_checkpointing true and micro_batch_size {n}", token_capacity(n, rows), True) for n in sizes]
+    shorter = [rows >> i for i in range(1, rows.bit_length() - 4)]
+    tries += [
+        (f"gradient_checkpointing true, micro_batch_size 1 and sequence_len {n}", token_capacity(1, n), True)
+        for n in shorter
+    ]
+    for text, capacity, checkpointing in tries:
+        device.memory.held = dict(weights)
+        try:
+            _engine(run, device, model, capacity=capacity, checkpointing=checkpointing)
+        except DeviceError:
+            continue
+        return f"It would fit with {text} (raise gradient_accumulation_steps for as many tokens a step)."
+    return (
+        f"Not even one short sample fits beside {sum(weights.values()):,} bytes of weights: lower lora_r, take a "
+        "smaller model or another device."
+    )

@@ -1,0 +1,87 @@
+"""What a run will do and need, in words, before its first step."""
+
+from lorawgpu.engine.engine import Engine
+from lorawgpu.gpu.device import ADAPTER_LIMITS
+from lorawgpu.gpu.submit_budget import first_rate
+from lorawgpu.lora.layout import GROUPS
+from lorawgpu.train.setup import Run
+
+
+def mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB"
+
+
+def plan_of(run: Run, engine: Engine) -> dict[str, str]:
+    """The plan of a run, item by item."""
+    device, config = engine.device, run.config
+    held = sorted(device.memory.held.items(), key=lambda item: -item[1])
+    return {
+        "device": f"{device.name}, {device.reason}; driver {device.driver}",
+        "limits": ", ".join(f"{name} {mib(device.limits[name])}" for name in ADAPTER_LIMITS) + _splits(engine),
+        "model": _model(run),
+        "adapter": _adapter(run),
+        "data": _data(run),
+        "batches": f"up to {run.capacity} tokens x {config.gradient_accumulation_steps} a step"
+        + (", packed" if config.sample_packing else f", {config.micro_batch_size} samples each"),
+        "steps": f"{run.schedule.total_steps}, {config.lr_scheduler} from {config.learning_rate:g}"
+        + (f" after {run.schedule.warmup_steps} of warmup" if run.schedule.warmup_steps else ""),
+        "memory": f"{mib(device.memory.total)} of the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
+        "submits": _submits(run, engine),
+    }
+
+
+def plan_text(plan: dict[str, str]) -> str:
+    """One line an item."""
+    return "\n".join(f"{name:<8} {value}" for name, value in plan.items())
+
+
+def _splits(engine: Engine) -> str:
+    """Which matrices are too large for one binding."""
+    model = engine.model
+    weights = {"embedding": model.embedding, "head": model.head}
+    weights |= {f"layers.{layer.index}.{group}": getattr(layer, group) for layer in model.layers for group in GROUPS}
+    split = [f"{name} in {len(weight.parts)} parts" for name, weight in weights.items() if len(weight.parts) > 1]
+    return "; split: " + ", ".join(split) if split else "; no matrix is split"
+
+
+def _model(run: Run) -> str:
+    c = run.checkpoint.config
+    store = "ternary" if c.ternary else "dense"
+    return (
+        f"{run.checkpoint.name}: {c.family}, {store}, {c.num_hidden_layers} layers of {c.hidden_size}, "
+        f"vocabulary {c.vocab_size}"
+    )
+
+
+def _adapter(run: Run) -> str:
+    trained = sum(t.size for t in run.start.values())
+    source = f", continued from {run.config.adapter}" if run.config.adapter else ""
+    return f"r {run.lora.r}, alpha {run.lora.alpha:g}, {trained:,} trainable parameters{source}"
+
+
+def _data(run: Run) -> str:
+    counts, held_out = run.data.counts, run.data.validation
+    text = f"{counts.samples:,} samples, {counts.tokens:,} tokens, {counts.trained_tokens:,} of them trained"
+    cure = f" (longer than sequence_len {run.config.sequence_len}: raise it, or set excess_length_strategy: truncate)"
+    if run.config.excess_length_strategy == "truncate":
+        cure = f" (nothing trained in their first {run.config.sequence_len} tokens: raise sequence_len)"
+    for name, why in (("truncated", ""), ("dropped", cure), ("skipped", "")):
+        if n := getattr(counts, name):
+            text += f", {n:,} {name}{why}"
+    if run.longest > (context := run.checkpoint.config.max_position_embeddings):
+        text += f", the longest of {run.longest:,}: beyond the model's context of {context:,}, which generate keeps to"
+    if counts.empty:
+        text += f", {counts.empty:,} with an empty trained answer (see --preview)"
+    if counts.shared:
+        text += f", {counts.shared:,} tokens across a border of trained and untrained text (trained)"
+    return text + (f"; {len(held_out):,} samples held out" if held_out is not None else "")
+
+
+def _submits(run: Run, engine: Engine) -> str:
+    recorded = engine.plan("train", run.capacity)
+    flops = recorded.flops(run.capacity)
+    count, step = max(1, round(flops / recorded.plan.flops_per_submit)), flops * run.config.gradient_accumulation_steps
+    return (
+        f"about {count} a micro-batch, each within {run.config.max_dispatch_ms:g} ms; "
+        f"a full step is {step:.2g} operations, at first guess {step / first_rate(engine.device):.2g} s"
+    )

@@ -1,0 +1,258 @@
+"""The loop: windows of micro-batches -> engine -> log -> evaluate -> checkpoint."""
+
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.data.batch_order import Window
+from lorawgpu.data.prefetch import Prefetch
+from lorawgpu.data.source_lines import in_words
+from lorawgpu.engine.engine import Engine
+from lorawgpu.engine.evaluation import Evaluation, evaluate_source
+from lorawgpu.errors import CheckFailed, DeviceError, UserError
+from lorawgpu.gpu import device_errors
+from lorawgpu.gpu.submit_budget import flops_per_submit
+from lorawgpu.report.record import METRICS_FILE
+from lorawgpu.train.checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
+from lorawgpu.train.final_adapter import save_final, try_out
+from lorawgpu.train.interrupt import Interrupts
+from lorawgpu.train.loggers import open_sinks
+from lorawgpu.train.metrics import MetricsLog, Progress
+from lorawgpu.train.outcome import base_loss, beside_base, summary, why_over
+from lorawgpu.train.resume import Standing, restore, resume_notes, take_snapshot
+from lorawgpu.train.run_dir import set_metrics_aside, write_config
+from lorawgpu.train.samples import Samples
+from lorawgpu.train.setup import Run
+from lorawgpu.train.step_reports import LateReader, Report, bad_tensors, fault
+from lorawgpu.train.summary import plan_of
+
+
+class Trainer:
+    """One run on one engine, from its start or from a snapshot. `given`: the config file, which is never changed."""
+
+    def __init__(self, run: Run, engine: Engine, snapshot=None, given: Path | None = None):
+        self.run, self.engine, self.config, self.given = run, engine, run.config, given
+        self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
+        with device_errors():
+            self.standing = restore(engine, snapshot) if snapshot else Standing()
+            self.reader, self.samples = LateReader(engine), Samples(run, engine)
+        self.plan = plan_of(run, engine)  # once everything is on the device
+        self.saved: Path | None = None  # the last checkpoint of this run
+        self.saved_at = self.standing.step  # of the last one
+        self.fed: dict[int, np.ndarray] = {}  # samples of each step that was not reported yet
+        self.work = 0.0  # operations since the last read-back that waited
+        self.since = time.perf_counter()
+
+    def train(self) -> int:
+        """Train to the end, or to the first Ctrl-C or SIGTERM. Returns the exit code.
+
+        CheckFailed when too many steps in a row went wrong or the final adapter is not a good one; DeviceError when
+        the device fails. Both name the last good checkpoint.
+        """
+        folder = self.run.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = [write_config(folder, self.config.dump_yaml(), self.given), set_metrics_aside(folder)]
+        sinks = open_sinks(self.config.report_to, folder, self.config.model_dump())
+        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, sinks)
+        if not self.standing.step:
+            log.write(0, plan=self.plan, total_steps=self.run.schedule.total_steps)
+        self.base = base_loss(folder / METRICS_FILE)
+        over = why_over(self.run, self.standing)
+        done = over and f"finished already: {over}"
+        self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
+        notes = [f"this run will not end as the one before would have: {note}" for note in self.notes]
+        for note in filter(None, kept + notes):
+            self.progress.message(f"note: {note}")
+        try:
+            with device_errors(), Interrupts(self._notice) as interrupts:
+                self._loop(interrupts)
+                if interrupts.signum is not None:
+                    return self._interrupted(interrupts)
+                save_final(self.run, self.engine, self._fallback())
+        except DeviceError as error:
+            raise DeviceError(f"{error}\n{self._fallback()}") from error
+        except OSError as error:  # most likely a full disk; what was saved before is whole
+            raise UserError(f"{error.filename or folder}: {error.strerror}. {self._fallback()}") from error
+        finally:
+            self.progress.close()
+        print(summary(self.run, self.standing, done or self.progress.summary(), self.base))
+        return 0
+
+    def _loop(self, interrupts: Interrupts) -> None:
+        if not self.standing.step and self.config.eval_steps:
+            self._look_at_base()
+        with Prefetch(self.run.batches.windows(self.standing.data)) as windows:
+            while not self._finished():
+                self._step(next(windows))
+                if interrupts.signum is not None:
+                    break
+        if self.saved is None or self.saved.name != f"checkpoint-{self.standing.step}":
+            self._save()
+
+    def _finished(self) -> bool:
+        return why_over(self.run, self.standing) is not None
+
+    def _step(self, window: Window) -> None:
+        here = self.standing
+        lr = self.run.schedule.lr(here.step)
+        here.step += 1
+        targets = self.engine.window(window.micro_batches, here.step, lr)
+        if targets:
+            self.work += sum(self.engine.flops(batch) for batch in window.micro_batches)
+            self.fed[here.step] = window.samples
+            self._note(self.reader.push(here.step))
+        else:
+            here.skipped += 1
+        here.data = window.state
+        self.progress.advance(window.tokens)
+        if targets and (here.step == 1 or self._due(self.config.logging_steps)):
+            self._log(lr, targets)
+        improved = self._due(self.config.eval_steps) and self._evaluate()
+        overdue = here.step // self.config.save_steps > self.saved_at // self.config.save_steps
+        if improved or (overdue and self._going_well()):
+            self._save()
+
+    def _due(self, every: int | None) -> bool:
+        """Every so many steps, and at the last one."""
+        step = self.standing.step
+        return every is not None and (step % every == 0 or step == self.run.schedule.total_steps)
+
+    # Watching
+
+    def _note(self, reports: list[Report]) -> None:
+        """Count and log bad steps among reports. CheckFailed when there were too many in a row."""
+        for report in reports:
+            self.standing.bad = report.state
+            samples = self.fed.pop(report.step)
+            if not report.state.bad:
+                continue
+            name, lines = fault(self.engine, report.state), in_words(map(self.run.batches.place, samples))
+            self.progress.log.write(report.step, bad_step=name, bad_steps=report.state.bad_total, bad_data=lines)
+            self.progress.message(f"step {report.step}: skipped, {name} is not finite; its data: {lines}")
+            if report.state.bad_run >= self.config.max_bad_steps:
+                raise CheckFailed(self._too_many(report, name, lines))
+
+    def _too_many(self, report: Report, name: str, lines: str) -> str:
+        return (
+            f"{report.state.bad_run} steps in a row were not finite, the last one step {report.step}; first at fault: "
+            f"{name}{self._also()}. {self._cure()}, and look at the data of that step: {lines}. {self._fallback()}"
+        )
+
+    def _also(self) -> str:
+        tensors = bad_tensors(self.engine)
+        return f" (not finite now: {tensors[0]}, and {len(tensors) - 1} more tensors)" if tensors else ""
+
+    def _cure(self) -> str:
+        rate, alpha = self.config.learning_rate, self.run.lora.alpha
+        return f"Lower learning_rate ({rate:g}) or lora_alpha ({alpha:g}), add warmup_steps"
+
+    def _drain(self) -> Report | None:
+        """Wait for the GPU and note what it reports; the last report, if any was outstanding."""
+        reports = self.reader.drain()
+        self._note(reports)
+        return reports[-1] if reports else None
+
+    def _log(self, lr: float, targets: int) -> None:
+        here, report = self.standing, self._drain()
+        loss = math.nan if report.state.bad else report.loss_sum / targets
+        more = {"epoch": here.data.epoch, "bad_steps": here.bad.bad_total, "gpu_bytes": self.engine.device.memory.total}
+        self.progress.logged(here.step, loss, lr, report.grad_norm, **more)
+        here.metrics = {"loss": None if math.isnan(loss) else loss}
+        self._set_pace()
+
+    def _set_pace(self) -> None:
+        """Cut submits by the rate since the last time the GPU was waited for."""
+        now = time.perf_counter()
+        if self.work:
+            rate = self.work / (now - self.since)
+            self.engine.pace(flops_per_submit(rate, self.config.max_dispatch_ms))
+        self.work, self.since = 0.0, now
+
+    def _evaluate(self) -> bool:
+        """Held-out loss and sample answers now; whether the loss is the best so far."""
+        with self.progress.paused():
+            self._drain()
+            if self.samples.prompts:
+                self.progress.log.write(self.standing.step, samples=self.samples.answers())
+            held_out = self.run.data.validation
+            result = evaluate_source(self.engine, held_out) if held_out is not None else None
+        self.work, self.since = 0.0, time.perf_counter()
+        return result is not None and self._judge(result)
+
+    def _look_at_base(self) -> None:
+        """Held-out loss and sample answers of the bare base model: what those of all evaluations are to beat."""
+        start = self.run.start
+        self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in start.items()})
+        with self.progress.paused():
+            if self.samples.prompts:
+                self.progress.log.write(0, base_samples=self.samples.answers())
+            if self.run.data.validation is not None:
+                loss = evaluate_source(self.engine, self.run.data.validation).loss
+                self.base = loss
+                self.progress.log.write(0, base_eval_loss=loss)
+                self.progress.message(f"before: held-out loss {loss:.4f}")
+        self.engine.load("params", start)
+        self.since = time.perf_counter()
+
+    def _judge(self, result: Evaluation) -> bool:
+        """Log an evaluation; whether it is the best so far."""
+        here = self.standing
+        best = math.isfinite(result.loss) and (here.best is None or result.loss < here.best["loss"])
+        if best:
+            here.best, here.stale = {"step": here.step, "loss": result.loss}, 0
+        else:
+            here.stale += 1
+        numbers = {"eval_loss": result.loss, "eval_perplexity": result.perplexity, "eval_tokens": result.tokens}
+        self.progress.log.write(here.step, **numbers)
+        verdict = f", the best{beside_base(result.loss, self.base)}" if best else ""
+        self.progress.message(f"step {here.step}: held-out loss {result.loss:.4f}{verdict}")
+        return best
+
+    # Saving
+
+    def _going_well(self) -> bool:
+        """Whether the last step was finite. In a bad run the checkpoints before it must not be pruned away."""
+        self._drain()
+        return not self.standing.bad.bad_run
+
+    def _save(self) -> None:
+        """A checkpoint, and fewer old ones. CheckFailed when the model is broken: then nothing is saved or removed."""
+        with self.progress.paused():
+            well = self._going_well()
+            _, finite = try_out(self.run, self.engine)
+            if not finite:
+                raise CheckFailed(
+                    f"step {self.standing.step} not saved: with its adapter the model computes values that are not "
+                    f"finite{self._also()}. {self._cure()}. {self._fallback()}"
+                )
+            snapshot = take_snapshot(self.run, self.engine, self.standing)
+            try:
+                self.saved = save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
+            except CheckFailed as error:
+                raise CheckFailed(f"{error}. {self._fallback()}") from None
+            self.saved_at = self.standing.step
+            if well:
+                prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
+        self.work, self.since = 0.0, time.perf_counter()
+
+    def _best(self) -> Path | None:
+        best = self.standing.best
+        return self.run.folder / f"checkpoint-{best['step']}" if best else None
+
+    def _fallback(self) -> str:
+        """What is safe on disk, for the last message of a run that went wrong."""
+        saved = self.saved or newest_checkpoint(self.run.folder)
+        if saved is None:
+            return "No checkpoint was saved yet."
+        return f"The last good checkpoint is {saved}; --resume continues from it."
+
+    def _notice(self, signal_name: str) -> None:
+        text = f"{signal_name}: finishing this step and saving; once more to leave at once"
+        print(text, file=sys.stderr, flush=True)
+
+    def _interrupted(self, interrupts: Interrupts) -> int:
+        self.progress.message(f"stopped after step {self.standing.step}, saved {self.saved}; --resume continues")
+        return interrupts.exit_code

@@ -1,0 +1,1 @@
+"""`lorawgpu verify`: golden cases of an outside autograd."""

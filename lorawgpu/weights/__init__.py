@@ -1,0 +1,1 @@
+"""Base models: checkpoints on disk, and their weights on the GPU."""

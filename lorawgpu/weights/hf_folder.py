@@ -1,0 +1,153 @@
+"""A Hugging Face model folder: `config.json`, one safetensors file or shards with an index, a tokenizer."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from lorawgpu.errors import UserError
+from lorawgpu.families.config import ModelConfig, check_sizes
+from lorawgpu.families.hf import from_hf, token_ids
+from lorawgpu.files.safetensors import SafetensorsFile
+from lorawgpu.files.untrusted import brief, read_json_object
+from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.weights.tensors import (
+    Checkpoint,
+    Dense,
+    Ternary,
+    check_names,
+    check_packed,
+    expected_tensors,
+    is_linear,
+    pack_exact,
+    packed_rows,
+    quantise_master,
+)
+
+DENSE_TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+ADAPTER_CONFIG = "adapter_config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class HfFolder(Checkpoint):
+    """The checkpoint in `path`; `name` is what the user called it. Headers are read and checked here."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.config = read_config(path)
+        self._files = _tensor_files(path)
+        self._shapes = expected_tensors(self.config)
+        self._check()
+
+    def dense(self, name: str) -> Dense:
+        dtype = self._dtype(name)
+        if dtype not in DENSE_TYPES:
+            raise UserError(f"{self._where(name)} has dtype {dtype}; wanted one of {', '.join(DENSE_TYPES)}.")
+        return Dense(self._files[name].read(name), DENSE_TYPES[dtype])
+
+    def ternary(self, name: str) -> Ternary:
+        where, out = self._where(name), self._shapes[name][0]
+        if self.config.ternary == "online":
+            packed, scale = quantise_master(self.dense(name), where)
+            return Ternary(packed, out, scale)
+        if self._dtype(name) == "U8":
+            packed = self._files[name].read(name)
+            check_packed(packed, where)
+        else:
+            packed = pack_exact(self.dense(name), where)
+        return Ternary(packed, out, self._scale(name))
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_hf_folder(self.path)
+
+    def _scale(self, name: str) -> float:
+        """`w` of a stored matrix: the stored number, or its reciprocal for BitLinear (`divide`)."""
+        stored = self.dense(f"{name}_scale").float32().reshape(-1)
+        if stored.size != 1 or not np.isfinite(stored[0]) or stored[0] <= 0:
+            values = brief(stored[:4].tolist())
+            raise UserError(f"{self._where(name)}: weight_scale is {values}; wanted one number above 0.")
+        return float(stored[0]) if self.config.ternary == "multiply" else float(np.float32(1) / stored[0])
+
+    def _dtype(self, name: str) -> str:
+        return self._files[name].entries[name].dtype
+
+    def _where(self, name: str) -> str:
+        return f"{self._files[name].path}: {name}"
+
+    def _check(self) -> None:
+        """Names, shapes and stores of all tensors, from the headers alone."""
+        stored = self.config.ternary in ("multiply", "divide")
+        wanted = set(self._shapes)
+        if stored:
+            wanted |= {f"{name}_scale" for name in self._shapes if is_linear(name)}
+        found = set(self._files)
+        check_names(found, wanted, str(self.path))
+        for name, shape in self._shapes.items():
+            entry = self._files[name].entries[name]
+            packed = stored and is_linear(name) and entry.dtype == "U8"
+            if packed:
+                shape = (packed_rows(shape[0]), shape[1])
+            elif entry.dtype not in DENSE_TYPES:
+                hint = "; it looks packed, but the config does not say offline" if entry.dtype == "U8" else ""
+                raise UserError(
+                    f"{self._where(name)} has dtype {entry.dtype}; wanted one of {', '.join(DENSE_TYPES)}{hint}."
+                )
+            if entry.shape != shape:
+                raise UserError(f"{self._where(name)} has shape {list(entry.shape)}; the config wants {list(shape)}.")
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Config of a model folder, with the end tokens that only `generation_config.json` may list."""
+    path = folder / "config.json"
+    if not path.is_file() and (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{folder}: that is an adapter, not a model: give it as the adapter (--adapter, or `adapter` in a config) "
+            f"and its base as the model{_base_named(folder)}."
+        )
+    if not path.is_file():
+        raise UserError(f"{folder}: no config.json; wanted a Hugging Face model folder or a .gguf file.")
+    config = from_hf(read_json_object(path), str(path))
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        more = token_ids(read_json_object(generation).get("eos_token_id"), "eos_token_id", str(generation))
+        config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
+        check_sizes(config, str(generation))
+    return config
+
+
+def _base_named(folder: Path) -> str:
+    """The base that an adapter's folder names, in brackets."""
+    settings = read_json_object(folder / ADAPTER_CONFIG)
+    named = settings.get("base_model_name_or_path") or settings.get("model")  # PEFT's key and mlx-lm's
+    return f" ({brief(named)})" if named else ""
+
+
+def _tensor_files(folder: Path) -> dict[str, SafetensorsFile]:
+    """Which file holds each tensor."""
+    if (folder / SINGLE).is_file():
+        file = SafetensorsFile(folder / SINGLE)
+        return {name: file for name in file.entries}
+    index = folder / INDEX
+    if not index.is_file():
+        raise UserError(f"{folder}: neither {SINGLE} nor {INDEX}; pickled weights (.bin, .pt) are never read.")
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index}: wanted an object weight_map of tensor names and files.")
+    shards = {shard: _shard(folder, index, shard) for shard in dict.fromkeys(map(_shard_name, weight_map.values()))}
+    for name, shard in weight_map.items():
+        if name not in shards[shard].entries:
+            raise UserError(f"{index}: tensor {brief(name)} is not in {shard}, where this index puts it.")
+    return {name: shards[shard] for name, shard in weight_map.items()}
+
+
+def _shard_name(value: object) -> object:
+    """Lists and objects cannot be keys; their text names them in the message that follows."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def _shard(folder: Path, index: Path, shard: str) -> SafetensorsFile:
+    """A shard is a plain file name: a path in an index could point anywhere on the disk."""
+    plain = shard == Path(shard).name and "\\" not in shard and ":" not in shard
+    if not plain or not shard.endswith(".safetensors"):
+        raise UserError(f"{index}: shard {brief(shard)} is not a plain .safetensors file name inside the folder.")
+    return SafetensorsFile(folder / shard)
