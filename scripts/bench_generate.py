@@ -19,7 +19,7 @@ from lorawgpu.generate.generator import MOST, Generator
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.gpu.plan import dispatch
-from lorawgpu.lora.layout import GROUPS, AdapterLayout
+from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes
 from lorawgpu.model.context import AdapterBuffers
@@ -46,7 +46,7 @@ def check(device, model, adapter, kernels, rng):
     A flipped rounding of BitNet moves logits by 5e-3, and all layers of a random model multiply that.
     """
     tokens = rng.integers(0, model.config.vocab_size, 12).tolist()
-    config, logits = replace(model.config, num_hidden_layers=CHECKED), []
+    config, logits = replace(model.config, layers=model.config.layers[:CHECKED]), []
     short = replace(model, config=config, layers=model.layers[:CHECKED])
     for matvec in (True, False):
         decoder = Decoder(device, short, adapter, context=128, prefill_rows=64, kernels=kernels, matvec=matvec)
@@ -90,7 +90,7 @@ def by_kernel(device, records, repeat):
 
 def weight_bytes(model, adapter) -> int:
     """What a token has to read at least: every linear and the head, and the adapter."""
-    weights = [getattr(layer, group) for layer in model.layers for group in GROUPS]
+    weights = [weight for layer in model.layers for weight in layer.weights.values()]
     return sum(w.nbytes for w in weights) + model.head.nbytes + (adapter.params.nbytes if adapter else 0)
 
 

@@ -141,16 +141,18 @@ def peer(args, config, dtype_name):
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM, BitNetConfig, LlamaConfig
 
+    layer = config.layers[0]
     kwargs = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": layer.mlp.width,
         "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
+        "num_attention_heads": layer.attention.heads,
+        "num_key_value_heads": layer.attention.kv_heads,
         "tie_word_embeddings": config.tie_word_embeddings,
     }
-    hf = BitNetConfig(**kwargs) if config.family == "bitnet" else LlamaConfig(head_dim=config.head_dim, **kwargs)
+    bitnet, head_dim = config.family == "bitnet", layer.attention.head_dim
+    hf = BitNetConfig(**kwargs) if bitnet else LlamaConfig(head_dim=head_dim, **kwargs)
     dtype = getattr(torch, dtype_name)
     torch.set_default_dtype(dtype)
     with torch.device("cuda"):

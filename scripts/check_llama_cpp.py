@@ -139,7 +139,7 @@ def export_all(folder: Path, model: Path, adapters: dict[str, Path]) -> dict[str
     for name, adapter in (adapters | {"control": adapters["plain"]}).items():
         files[name] = folder / f"{name}.gguf"
         argv = ["--adapter", adapter, "--model", model, "--to", "gguf", "--out", files[name]]
-        wrong = patch("lorawgpu.export.gguf._permuted_heads", lambda source, path: 0)
+        wrong = patch("lorawgpu.export.gguf.permuted_heads", lambda *_: 0)
         with wrong if name == "control" else nullcontext(), redirect_stdout(io.StringIO()):
             if export(list(map(str, argv))):
                 raise CheckFailed(f"the export of the {name} adapter failed")

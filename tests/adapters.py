@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 
-from lorawgpu.families.config import ModelConfig, Rope
+from lorawgpu.doctor.tiny_models import tiny_config
+from lorawgpu.families.rope import Rope
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import CONFIG_FILE, adapter_shapes
 
-MODEL = ModelConfig(
-    family="llama", vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rms_norm_eps=1e-5, rope=Rope(10000.0), act="silu",
-    sub_norms=False, tie_word_embeddings=True, ternary=None, bos_token_id=1, eos_token_ids=(2,), pad_token_id=None,
+MODEL = tiny_config(
+    vocab_size=96, hidden=24, width=40, count=3, heads=4, kv_heads=2, head_dim=8, rope=Rope(10000.0),
+    tie_word_embeddings=True, bos_token_id=1, eos_token_ids=(2,),
 )  # fmt: skip
 LORA = LoraConfig(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 

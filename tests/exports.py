@@ -12,8 +12,9 @@ from tiny_tokenizer import backend
 
 from lorawgpu.chat.builtin import CHATML
 from lorawgpu.export import __main__ as command
-from lorawgpu.export.hf_files import config_json
 from lorawgpu.export.weights_file import write_weights
+from lorawgpu.families.hf import to_hf
+from lorawgpu.families.registry import FAMILIES
 from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.lora.peft_dir import write_adapter
 from lorawgpu.weights.loader import open_checkpoint
@@ -42,7 +43,7 @@ def chat_model(folder, template=CHATML) -> Path:
     checkpoint = TinyCheckpoint(config)
     folder.mkdir()
     write_weights(folder, ((name, checkpoint.dense(name)) for name in checkpoint.keys()))
-    (folder / "config.json").write_text(json.dumps(config_json(config, "float32")))
+    (folder / "config.json").write_text(json.dumps(to_hf(config, FAMILIES["llama"], "float32")))
     (folder / "tokenizer.json").write_text(backend().to_str())
     names = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))

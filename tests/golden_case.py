@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from lorawgpu.data.batching import MicroBatch, Sample, flatten
 from lorawgpu.doctor.tiny_models import reference_model
-from lorawgpu.reference.model import Model
+from lorawgpu.reference.model import ReferenceModel
 from lorawgpu.weights.loader import open_checkpoint
 
 __all__ = ["GOLDEN", "SMALL_CASES", "GoldenCase", "read_case", "reference_model"]
@@ -24,7 +24,7 @@ class GoldenCase:
     expected: dict  # expected.npz
     batch: MicroBatch  # without padding: the rows where attention_mask is 1
     mask: np.ndarray  # bool [B, T]
-    model: Model
+    model: ReferenceModel
 
 
 def read_case(name):

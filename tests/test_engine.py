@@ -15,12 +15,12 @@ from lorawgpu.lora.peft_config import LoraConfig
 
 @pytest.fixture(scope="module", params=["llama", "bitnet"])
 def tiny(request, device, kernels):
-    return Tiny(device, kernels, tiny_config(request.param, num_hidden_layers=3))
+    return Tiny(device, kernels, tiny_config(request.param, count=3))
 
 
 @pytest.fixture(scope="module")
 def dense(device, kernels):
-    return Tiny(device, kernels, tiny_config(num_hidden_layers=3))
+    return Tiny(device, kernels, tiny_config(count=3))
 
 
 def window(capacity=64):
@@ -159,20 +159,20 @@ LOWEST = {
 @pytest.mark.parametrize("targets, layers, ops", LOWEST.values(), ids=LOWEST)
 def test_work_below_the_lowest_adapter_is_not_recorded(device, kernels, targets, layers, ops):
     lora = LoraConfig(4, 8, targets)
-    tiny = Tiny(device, kernels, tiny_config(num_hidden_layers=3), lora)
+    tiny = Tiny(device, kernels, tiny_config(count=3), lora)
     labels = [r.label for r in tiny.engine().plan("train", 64).plan.sections["backward"]]
     assert {int(label.split("/")[0].removeprefix("layers.")) for label in labels} == layers
     lowest = [label for label in labels if label.startswith(f"layers.{min(layers)}/")]
     for op in ("attention", "rope", "gate"):
         found = any(f"/{op}" in label and ("backward" in label or "dq" in label) for label in lowest)
         assert found == (op in ops), op
-    everything = Tiny(device, kernels, tiny_config(num_hidden_layers=3)).engine().plan("train", 64).plan
+    everything = Tiny(device, kernels, tiny_config(count=3)).engine().plan("train", 64).plan
     assert len(labels) < len(everything.sections["backward"])
 
 
 def test_the_input_gradient_of_the_lowest_projection_is_not_computed(device, kernels):
     """q_proj alone in layer 0: its adapter's gradient, and no product with W or norm below it."""
-    tiny = Tiny(device, kernels, tiny_config(num_hidden_layers=1), LoraConfig(4, 8, ("q_proj",)))
+    tiny = Tiny(device, kernels, tiny_config(count=1), LoraConfig(4, 8, ("q_proj",)))
     labels = [r.label for r in tiny.engine().plan("train", 64).plan.sections["backward"]]
     after_rope = labels[max(i for i, label in enumerate(labels) if "rope" in label) + 1 :]
     assert not any("rmsnorm:backward" in label for label in after_rope)
@@ -190,7 +190,7 @@ def test_a_bad_step_touches_nothing_and_is_named(device, kernels, where):
     if where == "params":
         engine.load("params", bad)
     else:
-        device.write(tiny.model.layers[1].input_layernorm, np.full(48, np.nan, np.float32))
+        device.write(tiny.model.layers[1].norms["attn_in"], np.full(48, np.nan, np.float32))
     engine.window(window(), 2, 1e-3)
     state = engine.steps_state()
     assert (state.bad_run, state.bad_total, state.windows) == (1, 1, 2)
@@ -245,7 +245,7 @@ def test_a_model_without_adapter(dense):
 
 def test_overfitting_eight_samples(device, kernels):
     """Ids of 31 kinds, of which the first tells the samples apart: all but what chance decides can be learned."""
-    config = tiny_config(hidden_size=32, num_hidden_layers=1, vocab_size=31)
+    config = tiny_config(hidden=32, count=1, vocab_size=31)
     tiny = Tiny(device, kernels, config, replace(ALL, r=16, alpha=32))
     samples = [replace(s, labels=s.input_ids) for s in random_samples((8,) * 8, 31, seed=4)]
     for i, sample in enumerate(samples):

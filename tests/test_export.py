@@ -74,8 +74,8 @@ def test_every_format_changes_the_weights_as_peft_says(tmp_path, case, lora):
     for form in (peft, mlx, gguf):
         (folder := tmp_path / form.RUNTIME).mkdir()
         form.write(folder, source)
-    config = source.config
-    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads} if config.family == "llama" else None
+    config, attention = source.config, source.config.layers[0].attention
+    heads = {"q": attention.heads, "k": attention.kv_heads} if config.family == "llama" else None
     want = wanted(adapter)
     assert_same(as_peft(tmp_path / "PEFT"), want)
     assert_same(as_mlx(tmp_path / "mlx-lm"), want)

@@ -12,9 +12,10 @@ from tiny_model import TinyCheckpoint, random_adapter, tiny_config
 from lorawgpu.chat.builtin import CHATML
 from lorawgpu.errors import UserError
 from lorawgpu.export import merged
-from lorawgpu.export.hf_files import config_json, rope_settings
 from lorawgpu.export.weights_file import write_weights
-from lorawgpu.families.config import Rope
+from lorawgpu.families.hf import to_hf
+from lorawgpu.families.registry import FAMILIES
+from lorawgpu.families.rope import Rope, rope_settings
 from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.lora.peft_dir import write_adapter
 from lorawgpu.weights.loader import open_checkpoint
@@ -90,23 +91,22 @@ def test_merging_a_gguf_makes_a_folder_of_its_own(tmp_path, capsys):
 
 def test_rope_scaling_of_a_gguf_becomes_llama3s_again():
     llama3 = Rope(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
-    config = tiny_config(head_dim=64, max_position_embeddings=131072)
     plain = Rope(500000.0).inv_freq(64)
     factors = tuple((plain / llama3.inv_freq(64)).astype(np.float32).astype(float).tolist())
-    theta, scaling = rope_settings(replace(config, rope=Rope(500000.0, freq_factors=factors)))
+    theta, scaling = rope_settings(Rope(500000.0, freq_factors=factors), 64, 131072)
     assert theta == 500000.0 and scaling == {
         "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    assert rope_settings(replace(config, rope=Rope(1e4, freq_factors=(1.0,) * 32))) == (1e4, None)
-    with pytest.raises(UserError, match="no Llama 3 scaling"):
-        rope_settings(replace(config, rope=Rope(1e4, freq_factors=(1.0, 2.5) * 16)))
+    assert rope_settings(Rope(1e4, freq_factors=(1.0,) * 32), 64, 131072) == (1e4, None)
+    with pytest.raises(UserError, match="not a Llama 3 scaling"):
+        rope_settings(Rope(1e4, freq_factors=(1.0, 2.5) * 16), 64, 131072)
 
 
 def test_weights_in_shards(tmp_path):
     checkpoint = TinyCheckpoint(tiny_config())
     write_weights(tmp_path, ((name, checkpoint.dense(name)) for name in checkpoint.keys()), shard=20_000)
-    (tmp_path / "config.json").write_text(json.dumps(config_json(checkpoint.config, "float32")))
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(checkpoint.config, FAMILIES["llama"], "float32")))
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[-1] == f"model-{len(files):05d}-of-{len(files):05d}.safetensors"
     again = open_checkpoint(tmp_path)

@@ -36,18 +36,19 @@ def permute(weight, heads):
 def write_gguf(path, types=None, metadata=None, arch="llama", skip=(), extra=None):
     """The dense golden model as GGUF; `types` by HF name (F32 otherwise), `metadata` changes (None removes)."""
     source = open_checkpoint(GOLDEN / "llama_dense")
-    config = source.config
+    config, layer = source.config, source.config.layers[0]
+    attention = layer.attention
     writer = gguf.GGUFWriter(path, arch)
     values = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "feed_forward_length": layer.mlp.width,
+        "attention.head_count": attention.heads,
+        "attention.head_count_kv": attention.kv_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope.theta,
-        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": attention.rope.theta,
+        "rope.dimension_count": attention.head_dim,
     }
     for key, value in (values | (metadata or {})).items():
         key = key if "tokenizer." in key or "general." in key or "split." in key else f"llama.{key}"
@@ -55,7 +56,7 @@ def write_gguf(path, types=None, metadata=None, arch="llama", skip=(), extra=Non
                list: writer.add_array}.get(type(value))  # fmt: skip
         if add:
             add(key, value)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads = {"q_proj": attention.heads, "k_proj": attention.kv_heads}
     for name in expected_tensors(config):
         if name in skip:
             continue
@@ -94,7 +95,7 @@ def test_same_model_as_its_folder(tmp_path):
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
     ours, theirs = checkpoint.config, folder.config
     assert ours.rms_norm_eps == pytest.approx(theirs.rms_norm_eps, rel=1e-7)  # stored as float32
-    for key in ("vocab_size", "head_dim", "num_key_value_heads", "rope", "tie_word_embeddings", "act", "family"):
+    for key in ("vocab_size", "layers", "tie_word_embeddings", "family"):
         assert getattr(ours, key) == getattr(theirs, key), key
     assert checkpoint.keys() == folder.keys()
     for name in folder.keys():
@@ -138,8 +139,12 @@ def test_header_agrees_with_the_library(tmp_path):
 
 def test_llama3_frequency_factors(tmp_path):
     factors = np.linspace(1, 8, 8, dtype=np.float32)
-    rope = open_checkpoint(write_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": factors})).config.rope
-    plain = open_checkpoint(GOLDEN / "llama_dense").config.rope
+    rope = (
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": factors}))
+        .config.layers[0]
+        .attention.rope
+    )
+    plain = open_checkpoint(GOLDEN / "llama_dense").config.layers[0].attention.rope
     np.testing.assert_allclose(rope.inv_freq(16), plain.inv_freq(16) / factors, rtol=1e-12)
     wrong = write_gguf(tmp_path / "w.gguf", extra={"rope_freqs.weight": factors[:4]})
     assert "frequency factors" in refusal(wrong)

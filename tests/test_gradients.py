@@ -11,6 +11,8 @@ from tiny_model import ALL, Tiny, gradients, random_samples, tiny_config
 from lorawgpu.backward import linear as backward_linear
 from lorawgpu.backward import mlp as backward_mlp
 from lorawgpu.data.batching import flatten
+from lorawgpu.families.registry import FAMILIES
+from lorawgpu.families.spec import Norms
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.reference import model as reference
 from lorawgpu.reference.model import model_forward, window_gradients
@@ -67,16 +69,22 @@ def check_against_reference(tiny, lengths=(7, 1, 12), dropout=0.0, seed=3, step=
     return engine
 
 
+SUB_NORMS = FAMILIES["bitnet"].norms
+QK_NORMS = Norms(q="self_attn.q_norm", k="self_attn.k_norm")
+OUT_NORMS = Norms(attn_out="attn_out", mlp_out="mlp_out")
 CONFIGS = {
     "llama": {},
-    "llama gqa 4/2, hd 8, tied": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-                                  "tie_word_embeddings": True},
-    "llama 3/3, one layer": {"num_key_value_heads": 3, "num_hidden_layers": 1, "hidden_size": 24},
-    "llama with sub-norms and relu2": {"sub_norms": True, "act": "relu2"},
+    "llama gqa 4/2, hd 8, tied": {"heads": 4, "kv_heads": 2, "head_dim": 8, "tie_word_embeddings": True},
+    "llama 3/3, one layer": {"kv_heads": 3, "count": 1, "hidden": 24},
+    "llama with sub-norms and relu2": {"norms": SUB_NORMS, "act": "relu2"},
+    "norms of q and k": {"norms": QK_NORMS},
+    "norms before the residual add": {"norms": OUT_NORMS},
     "bitnet": {"family": "bitnet"},
-    "bitnet without sub-norms, silu, untied": {"family": "bitnet", "sub_norms": False, "act": "silu",
+    "bitnet without sub-norms, silu, untied": {"family": "bitnet", "norms": Norms(), "act": "silu",
                                                "tie_word_embeddings": False},
-    "bitnet one layer, wide head": {"family": "bitnet", "num_hidden_layers": 1, "head_dim": 22, "vocab_size": 37},
+    "bitnet with every norm": {"family": "bitnet", "norms": replace(QK_NORMS, **{k: v for norms in (SUB_NORMS, OUT_NORMS)
+                                                                                 for k, v in norms.paths().items()})},
+    "bitnet one layer, wide head": {"family": "bitnet", "count": 1, "head_dim": 22, "vocab_size": 37},
 }  # fmt: skip
 
 
@@ -119,7 +127,7 @@ def test_dropout_against_the_reference(device, kernels, family, checkpointing):
 
 def test_long_sequences_split_their_sums(device, kernels):
     """Over 1024 rows the sums of dA and dB over tokens run in parts."""
-    tiny = Tiny(device, kernels, tiny_config(num_hidden_layers=1, hidden_size=24, intermediate_size=32))
+    tiny = Tiny(device, kernels, tiny_config(count=1, hidden=24, width=32))
     samples = random_samples((700, 40, 500), seed=1)
     batch = flatten(samples, 1280)
     _, grads = gradients(tiny.engine(1280, 700), [batch])
@@ -130,7 +138,7 @@ def test_long_sequences_split_their_sums(device, kernels):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("family", ["llama", "bitnet"])
 def test_checkpointing_changes_no_bit(device, kernels, family, dropout):
-    tiny = Tiny(device, kernels, tiny_config(family, num_hidden_layers=3))
+    tiny = Tiny(device, kernels, tiny_config(family, count=3))
     results = [
         tiny.gradients(random_samples((9, 14)), 32, dropout=dropout, checkpointing=on, positions=32)
         for on in (False, True)

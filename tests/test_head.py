@@ -16,7 +16,7 @@ from lorawgpu.ops import linear
 
 @pytest.fixture(scope="module")
 def dense(device, kernels):
-    return Tiny(device, kernels, tiny_config(num_hidden_layers=1))
+    return Tiny(device, kernels, tiny_config(count=1))
 
 
 def batch_of(*lengths):
@@ -57,7 +57,7 @@ def test_no_smaller_plan_needs_more_than_the_largest(vocab, binding, capacity):
     in parts may be a little larger where there are fewer rows to spread over the card."""
     device = open_dry_device()
     device.limits["max-storage-buffer-binding-size"] = device.limits["max-buffer-size"] = binding
-    config = tiny_config(vocab_size=vocab, num_hidden_layers=1)
+    config = tiny_config(vocab_size=vocab, count=1)
     engine = Tiny(device, KernelCache(device), config).engine(capacity)
     engine.plan("eval", capacity)
     held = device.memory.held["activations"]

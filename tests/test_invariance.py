@@ -16,7 +16,7 @@ AROUND = {  # lengths before, lengths after, capacity
 
 @pytest.mark.parametrize("head_dim, heads", [(10, 3), (64, 3)])
 def test_the_logits_of_a_sequence_keep_their_bits(device, kernels, head_dim, heads):
-    config = tiny_config(head_dim=head_dim, num_attention_heads=heads, max_position_embeddings=128)
+    config = tiny_config(head_dim=head_dim, heads=heads, max_position_embeddings=128)
     engine = Tiny(device, kernels, config).engine(capacity=256, positions=128)
     (sample,) = random_samples((75,), seed=7)
 

@@ -9,8 +9,9 @@ from gradcheck import relative_error
 from oplab import Lab, normal, pad
 from tiny_model import random_adapter, tiny_config
 
+from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import Workspace, padded
-from lorawgpu.lora.layout import GROUPS, AdapterLayout
+from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
@@ -49,11 +50,11 @@ class Projection:
 
     def __init__(self, plan, lora, group, rows, ternary=False, binding=None, **sizes):
         self.plan, self.device, self.rows = plan, plan.device, rows
-        odd = {"hidden_size": 123, "intermediate_size": 200, "num_attention_heads": 6, "num_key_value_heads": 2}
+        odd = {"hidden": 123, "width": 200, "heads": 6, "kv_heads": 2}
         config = tiny_config(**odd | sizes)
         layout = AdapterLayout(lora, config)
         self.group, self.lora, self.size = layout.groups[LAYER, group], lora, layout.size
-        shapes = config.linear_shapes()
+        shapes = config.layers[LAYER].linear_shapes()
         self.modules = [f"model.layers.{LAYER}.{path}" for path in GROUPS[group]]
         self.outs = [shapes[path][0] for path in GROUPS[group]]
         self.width = shapes[GROUPS[group][0]][1]
@@ -178,7 +179,7 @@ def test_long_reductions_are_split(plan, p):
 def test_long_rows_are_split(plan, group, parts, ternary, p):
     """h over 1107 inputs and dh over 1107 outputs are sums of four parts, whose lengths are not whole tiles."""
     check_backward(Projection(plan, CASES["down" if group == "down" else "gate, up"][1], group, 36, ternary,
-                              intermediate_size=1107), p)  # fmt: skip
+                              width=1107), p)  # fmt: skip
     assert {r.grid[2] for r in plan.sections["lab"] if "matmul" in r.label} >= parts
 
 
@@ -200,7 +201,7 @@ def test_parts_of_gradients_are_added_at_once(plan):
 @pytest.mark.parametrize("rows", [36, 520])
 def test_linears_of_even_widths_share_their_products(plan, group, rows):
     """Widths of whole tiles: dh and dB of all linears of the group come from one product each."""
-    sizes = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 384}
+    sizes = {"head_dim": 64, "heads": 4, "kv_heads": 1, "width": 384}
     t = Projection(plan, LoraConfig(6, 9, LINEAR_MODULES), group, rows, **sizes)
     check_backward(t, 0.0)
     labels = [r.label for r in plan.sections["lab"]]

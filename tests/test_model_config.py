@@ -32,6 +32,10 @@ def mistral(**changes):
     return llama(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=None, **changes)
 
 
+def rope_of(data):
+    return from_hf(data).layers[0].attention.rope
+
+
 def refusal(data):
     with pytest.raises(UserError) as caught:
         from_hf(data, "config.json")
@@ -50,10 +54,12 @@ def refusal(data):
 )
 def test_golden_configs(case, family, ternary, act, tied, heads):
     config = from_hf(json.loads((GOLDEN / case / "config.json").read_text()))
-    assert (config.family, config.ternary, config.act, config.tie_word_embeddings) == (family, ternary, act, tied)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == heads
-    assert config.sub_norms == (family == "bitnet")
-    assert config.attention_scale == pytest.approx(1 / math.sqrt(heads[2]), rel=1e-15)
+    (layer,) = set(config.layers)
+    attention = layer.attention
+    assert (config.family, config.ternary, layer.mlp.act, config.tie_word_embeddings) == (family, ternary, act, tied)
+    assert (attention.heads, attention.kv_heads, attention.head_dim) == heads
+    assert bool(layer.norms.attn_sub and layer.norms.mlp_sub) == (family == "bitnet")
+    assert attention.scale == pytest.approx(1 / math.sqrt(heads[2]), rel=1e-15)
     assert (config.bos_token_id, config.eos_token_ids, config.pad_token_id) == (1, (2,), 0)
 
 
@@ -66,21 +72,21 @@ def test_rope_spellings_agree():
 
 
 def test_rope_default_theta_is_the_class_default():
-    assert from_hf(llama(rope_theta=...)).rope.theta == 1e4
+    assert rope_of(llama(rope_theta=...)).theta == 1e4
     data = bitnet(linear_class="autobitlinear")
     del data["rope_theta"]
-    assert from_hf(data).rope.theta == 5e5
+    assert rope_of(data).theta == 5e5
 
 
 def test_rope_frequencies():
-    rope = from_hf(llama(rope_theta=10000.0)).rope
+    rope = rope_of(llama(rope_theta=10000.0))
     assert rope.inv_freq(4).tolist() == [1.0, 0.01]
     assert rope.inv_freq(16).dtype == np.float64
 
 
 def test_llama3_rope_equals_the_published_rule():
     """Written out pair by pair from the Llama 3.1 release; float64 on both sides, so only rounding may differ."""
-    rope = from_hf(llama(rope_theta=5e5, rope_scaling=LLAMA3)).rope
+    rope = rope_of(llama(rope_theta=5e5, rope_scaling=LLAMA3))
     kinds = set()
     for i, ours in enumerate(rope.inv_freq(128)):
         plain = 5e5 ** (-2 * i / 128)
@@ -116,15 +122,16 @@ def test_where_the_scale_comes_from(settings_, wanted):
 def test_defaults_of_missing_keys():
     config = from_hf(llama(head_dim=..., num_key_value_heads=..., tie_word_embeddings=..., pad_token_id=...,
                            eos_token_id=[2, 3], rms_norm_eps=...))  # fmt: skip
-    assert (config.head_dim, config.num_key_value_heads, config.tie_word_embeddings) == (16, 4, False)
+    attention = config.layers[0].attention
+    assert (attention.head_dim, attention.kv_heads, config.tie_word_embeddings) == (16, 4, False)
     assert (config.eos_token_ids, config.pad_token_id, config.rms_norm_eps) == ((2, 3), None, 1e-6)
 
 
 def test_head_dim_need_not_divide_the_width():
-    config = from_hf(llama(head_dim=10))
-    assert config.linear_shapes()["self_attn.q_proj"] == (40, 64)
-    assert config.linear_shapes()["self_attn.k_proj"] == (20, 64)
-    assert config.linear_shapes()["self_attn.o_proj"] == (64, 40)
+    shapes = from_hf(llama(head_dim=10)).layers[0].linear_shapes()
+    assert shapes["self_attn.q_proj"] == (40, 64)
+    assert shapes["self_attn.k_proj"] == (20, 64)
+    assert shapes["self_attn.o_proj"] == (64, 40)
 
 
 def test_mistral_without_a_window_is_a_llama():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradcheck import relative_error
 
-from lorawgpu.families.config import Rope
+from lorawgpu.families.rope import Rope
 from lorawgpu.reference.adamw import adamw_update, clip_scale, grad_norm
 from lorawgpu.reference.attention import attention_forward
 from lorawgpu.reference.cross_entropy import head_loss

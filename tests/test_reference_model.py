@@ -8,16 +8,16 @@ from gradcheck import check_gradients, relative_error
 
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.doctor.tiny_models import tiny_config
-from lorawgpu.families.config import Rope
+from lorawgpu.families.rope import Rope
 from lorawgpu.reference import model as reference
-from lorawgpu.reference.model import Model, adapter_names, window_gradients
+from lorawgpu.reference.model import ReferenceModel, adapter_names, window_gradients
 from lorawgpu.reference.rope import rope_forward
 
 
 def config_of(family):
     """Two layers, HD unequal to C/NH, two query heads on each of two key/value heads."""
-    widths = {"vocab_size": 11, "hidden_size": 6, "intermediate_size": 10, "head_dim": 4}
-    return tiny_config(family, num_attention_heads=4, num_key_value_heads=2, rope=Rope(100.0), **widths)
+    widths = {"vocab_size": 11, "hidden": 6, "width": 10, "head_dim": 4}
+    return tiny_config(family, heads=4, kv_heads=2, rope=Rope(100.0), **widths)
 
 
 def tiny_model(family, rank=2):
@@ -26,17 +26,17 @@ def tiny_model(family, rank=2):
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = rng.standard_normal((11, 6))
     adapter, scale = {}, {}
-    for layer in range(config.num_hidden_layers):
-        for name, shape in config.norm_shapes().items():
+    for layer, spec in enumerate(config.layers):
+        for name, shape in spec.norm_shapes().items():
             weights[f"model.layers.{layer}.{name}.weight"] = rng.uniform(1, 2, shape)
-        for name, (out, n) in config.linear_shapes().items():
+        for name, (out, n) in spec.linear_shapes().items():
             linear = f"model.layers.{layer}.{name}"
             ternary = rng.integers(-1, 2, (out, n)), rng.uniform(0.2, 0.5)
             weights[f"{linear}.weight"] = ternary if config.ternary else rng.standard_normal((out, n)) / np.sqrt(n)
             a, b = adapter_names(linear)
             adapter[a], adapter[b] = rng.standard_normal((rank, n)), 0.3 * rng.standard_normal((out, rank))
             scale[linear] = 0.5
-    return Model(config, weights, adapter, scale)
+    return ReferenceModel(config, weights, adapter, scale)
 
 
 def sample(n, seed):

@@ -7,8 +7,8 @@ import pytest
 from golden_case import GOLDEN
 from oplab import normal
 
+from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import open_dry_device, padded
-from lorawgpu.lora.layout import GROUPS
 from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.device import codes, dense_weight, empty_parts, pack_blocks, ternary_weight
 from lorawgpu.weights.device_model import load_model
@@ -123,7 +123,7 @@ def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
 
 def cuts(model) -> dict:
     """Every weight's parts, by name."""
-    weights = {f"{layer.index}.{group}": getattr(layer, group) for layer in model.layers for group in GROUPS}
+    weights = {f"{layer.index}.{group}": layer.weights[group] for layer in model.layers for group in GROUPS}
     return {
         name: [(p.start, p.stop, p.tensor.shape, p.tensor.dtype, p.tensor.label) for p in weight.parts]
         for name, weight in (weights | {"embedding": model.embedding, "head": model.head}).items()

@@ -1,21 +1,22 @@
 """Gradient of one decoder block: model/block.py in reverse."""
 
-from lorawgpu.backward.attention import o_backward, qkv_backward
-from lorawgpu.backward.mlp import down_backward, gate_up_backward
-from lorawgpu.lora.layout import GROUPS
+from lorawgpu.backward.sublayer import down_backward, up_backward
+from lorawgpu.families.spec import GROUPS
+from lorawgpu.model.attention import ATTENTION
+from lorawgpu.model.mlp import MLP
 
 
 def block_backward(c, layer, dx, s):
     """dx [rows, C], the gradient of the block's output, becomes that of its input; adapter gradients +=.
 
-    Stops at the lowest adapter of the model: what lies below it would be work for nobody.
+    Stops at the lowest adapter of the model: nobody reads a gradient below it.
     """
     lowest = c.adapter.layout.lowest()
     below = {name: (layer.index, i) > lowest for i, name in enumerate(GROUPS)}
-    dgu = down_backward(c, layer, dx, s, below=below["down"])
-    if below["down"]:
-        gate_up_backward(c, layer, dx, dgu, s, below=below["gate_up"])
-    if below["gate_up"]:
-        da = o_backward(c, layer, dx, s, below=below["o"])
-    if below["o"]:
-        qkv_backward(c, layer, dx, da, s, below=below["qkv"])
+    for mixer, x in ((MLP, s.x1), (ATTENTION, s.x)):
+        dm = down_backward(c, layer, mixer, dx, s, below=below[mixer.down])
+        if not below[mixer.down]:
+            return
+        up_backward(c, layer, mixer, dx, dm, x, s, below=below[mixer.up])
+        if not below[mixer.up]:
+            return

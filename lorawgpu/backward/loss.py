@@ -33,7 +33,7 @@ class Head:
 
         A smaller plan has no longer ones: it must find room in the buffers of the largest.
         """
-        hidden, vocab, largest = c.widths.hidden, c.model.head.rows, c.batch.target_ids.size
+        hidden, vocab, largest = c.hidden, c.model.head.rows, c.batch.target_ids.size
         fits = max(1, min(LOGITS_BUDGET, max_binding) // (4 * vocab * CHUNK_ALIGN)) * CHUNK_ALIGN
         chunk = padded(min(c.rows, -(-largest // -(-largest // fits))), CHUNK_ALIGN)
         return Head(
@@ -87,7 +87,7 @@ def chunk_loss(c, head, x, dx, loss, start, rows):
         start=start,
         rows=rows,
         vocab=c.config.vocab_size,
-        record_id=c.watch.id("loss"),
+        record_id=c.non_finite.id("loss"),
     )
     loss_sum(c.plan, loss, head.losses, start=start, rows=rows)
     if dx:

@@ -5,38 +5,41 @@ from dataclasses import replace
 import numpy as np
 
 from lorawgpu.data.batching import Sample
-from lorawgpu.families.config import ModelConfig, Rope
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.family import equal_layers
+from lorawgpu.families.registry import FAMILIES
+from lorawgpu.families.rope import Rope
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes
-from lorawgpu.reference.model import Model
+from lorawgpu.reference.model import ReferenceModel
 from lorawgpu.reference.ternary import ternary_pack, ternary_unpack
 from lorawgpu.weights.tensors import Checkpoint, Dense, Ternary, expected_tensors, is_linear
 
+SIZES = {"count": 2, "hidden": 40, "heads": 3, "kv_heads": 1, "head_dim": 10, "width": 72, "rope": Rope(1000.0)}
+
 
 def tiny_config(family="llama", **changes) -> ModelConfig:
-    """Two layers; no width but the vocabulary's is a multiple of 16, HD is not C/NH, three query heads share a key."""
+    """Two layers; no width but the vocabulary's is a multiple of 16, HD is not C/NH, three query heads share a key.
+
+    `changes` replace fields of ModelConfig, and sizes and options of the layers by the names that `SIZES` has.
+    """
     bitnet = family == "bitnet"
+    act, norms = FAMILIES[family].gguf.act, FAMILIES[family].norms
+    sizes = SIZES | {"act": act, "norms": norms} | {k: v for k, v in changes.items() if k in (*SIZES, "act", "norms")}
     config = ModelConfig(
         family=family,
         vocab_size=101,
-        hidden_size=40,
-        intermediate_size=72,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=10,
+        hidden_size=sizes["hidden"],
         max_position_embeddings=64,
         rms_norm_eps=1e-5,
-        rope=Rope(1000.0),
-        act="relu2" if bitnet else "silu",
-        sub_norms=bitnet,
         tie_word_embeddings=bitnet,
         ternary="multiply" if bitnet else None,
         bos_token_id=None,
         eos_token_ids=(),
         pad_token_id=None,
+        layers=equal_layers(**sizes),
     )
-    return replace(config, **changes)
+    return replace(config, **{k: v for k, v in changes.items() if k not in sizes})
 
 
 class TinyCheckpoint(Checkpoint):
@@ -83,7 +86,7 @@ def random_samples(lengths, vocab=101, seed=0) -> list:
     return samples
 
 
-def reference_model(checkpoint: Checkpoint, adapter: dict, scale: float) -> Model:
+def reference_model(checkpoint: Checkpoint, adapter: dict, scale: float) -> ReferenceModel:
     """The reference's view of a checkpoint with an adapter, PEFT name -> array, of one scale."""
 
     def weight(name):
@@ -93,7 +96,7 @@ def reference_model(checkpoint: Checkpoint, adapter: dict, scale: float) -> Mode
         return checkpoint.dense(name).float32().astype(np.float64)
 
     scales = {name.removeprefix("base_model.model.").split(".lora_")[0]: scale for name in adapter}
-    return Model(
+    return ReferenceModel(
         checkpoint.config,
         {name: weight(name) for name in checkpoint.keys()},
         {name: a.astype(np.float64) for name, a in adapter.items()},

@@ -13,13 +13,12 @@ from lorawgpu.backward.loss import CHUNK_ALIGN, Head, chunk_loss, head_forward
 from lorawgpu.backward.transformer import transformer_backward
 from lorawgpu.data.batching import MicroBatch
 from lorawgpu.gpu import KernelCache, Plan, Workspace
-from lorawgpu.gpu.tensor import Tensor, padded
+from lorawgpu.gpu.tensor import padded
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.model.context import AdapterBuffers, Context, StepData, Watch
-from lorawgpu.model.saved import Saved
-from lorawgpu.model.transformer import embed, infer_forward, transformer_forward
+from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
+from lorawgpu.model.rope_tables import RopeTables
+from lorawgpu.model.transformer import infer_forward, transformer_forward
 from lorawgpu.ops.cross_entropy import loss_value
-from lorawgpu.ops.rope import rope_table
 from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.ops.window import State, begin_window, end_window, state_buffer, unpack_state
 from lorawgpu.optim.adamw import AdamW
@@ -80,10 +79,9 @@ class Engine:
     ):
         self.device, self.model, self.options, self.optimizer = device, model, options, optimizer
         self.kernels = kernels or KernelCache(device)
-        self.work, self.watch = Workspace(device), Watch()
+        self.work, self.non_finite = Workspace(device), NonFiniteIds()
         self.batch = StepData.create(device, options.capacity, padded(options.capacity, CHUNK_ALIGN))
-        table = rope_table(model.config.rope.inv_freq(model.config.head_dim), options.positions)
-        self.rope = device.upload(table, label="rope table", kind="step")
+        self.ropes = RopeTables(device, model.config, options.positions)
         self.state, self.step = state_buffer(device), step_buffer(device)
         self.loss = device.tensor((2,), "u32", "loss", "step")
         self.norm = device.tensor((1,), label="grad norm", kind="step")
@@ -91,7 +89,7 @@ class Engine:
         self._plans = {}
         if optimizer:
             self.plan("train", options.capacity)
-        self._window = self._record_window()  # its watch id comes last: a bad tensor is named before the bad norm
+        self._window = self._record_window()  # its id comes last: a bad tensor is named before the bad norm
 
     def _adapter(self, layout, tensors) -> AdapterBuffers:
         def flat(name, kind):
@@ -111,10 +109,10 @@ class Engine:
             self.model,
             rows,
             self.batch.rows(rows),
-            self.rope,
+            self.ropes,
             self.state,
             self.step,
-            self.watch,
+            self.non_finite,
             self.adapter,
             self.options.dropout if training else 0.0,
             self.options.attention,
@@ -141,7 +139,7 @@ class Engine:
     def _record_train(self, c) -> Head:
         with c.plan.section("forward"):
             x, saved = transformer_forward(c, self.options.checkpointing)
-            dx = c.keep(c.widths.hidden, "dx")
+            dx = c.keep(c.hidden, "dx")
             c.plan.clear(dx)
         head = self._record_heads(c, partial(chunk_loss, c, x=x, dx=dx, loss=self.loss))
         head.give(c)
@@ -158,21 +156,14 @@ class Engine:
                 record(head=head, start=start, rows=rows)
         return head
 
-    def _hidden(self, c) -> Tensor:
-        """The last hidden state, without keeping anything for a backward."""
-        x = c.take(c.widths.hidden, "x")
-        embed(c, x)
-        s = Saved.take(c, self.model.layers[0])
-        return infer_forward(c, x, [(s.k, s.v)] * len(self.model.layers), s)
-
     def _record_eval(self, c) -> Head:
         with c.plan.section("forward"):
-            x = self._hidden(c)
+            x = infer_forward(c)
         return self._record_heads(c, partial(chunk_loss, c, x=x, dx=None, loss=self.loss))
 
     def _record_logits(self, c) -> Head:
         with c.plan.section("forward"):
-            x = self._hidden(c)
+            x = infer_forward(c)
         return self._record_heads(c, partial(head_forward, c, x=x))
 
     def _record_window(self) -> Plan:
@@ -184,7 +175,7 @@ class Engine:
         with plan.section("update"):
             if self.optimizer:
                 self.optimizer.record(
-                    plan, self.adapter, self.state, self.step, self.norm, record_id=self.watch.id("gradient norm")
+                    plan, self.adapter, self.state, self.step, self.norm, record_id=self.non_finite.id("gradient norm")
                 )
             end_window(plan, self.state)
         return plan

@@ -13,18 +13,17 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.export.effect import LINEAR, LowRank, one_scale
 from lorawgpu.export.source import Source
+from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.gguf import GgufFile
-from lorawgpu.weights.gguf_checkpoint import LAYER_NAMES, hf_name, unpermute
+from lorawgpu.weights.gguf_checkpoint import hf_name, permuted_heads, unpermute
 
 RUNTIME = "llama.cpp"
 FILE = "adapter.gguf"
-ARCHS = {"llama": ("llama",), "bitnet": ("bitnet", "bitnet-b1.58")}  # by family, the default first
-GGUF_NAMES = {path: name for name, path in LAYER_NAMES.items()}
 
 
 def arch_of(source: Source, arch: str | None) -> str:
     """The `general.architecture` to write. UserError for one that is not of this base model."""
-    known = ARCHS[source.config.family]
+    known = FAMILIES[source.config.family].gguf.archs
     if arch is not None and arch not in known:
         raise UserError(f"--arch {arch}: for a base of the family {source.config.family} wanted {' or '.join(known)}")
     return arch or known[0]
@@ -33,6 +32,7 @@ def arch_of(source: Source, arch: str | None) -> str:
 def write(folder: Path, source: Source, arch: str | None = None) -> None:
     import gguf
 
+    names = {path: name for name, path in FAMILIES[source.config.family].gguf.layer_names.items()}
     alpha, rest = one_scale({module: c.scale * len(c.a) for module, c in source.effect.items()})
     writer = gguf.GGUFWriter(folder / FILE, arch_of(source, arch))
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -41,9 +41,9 @@ def write(folder: Path, source: Source, arch: str | None = None) -> None:
     for module, change in source.effect.items():
         layer, path = LINEAR.fullmatch(module).group("layer", "path")
         b = (change.b * rest[module]).astype(np.float32)
-        if heads := _permuted_heads(source, path):
+        if heads := _heads(source, module):
             b = permute(b, heads)
-        name = f"blk.{layer}.{GGUF_NAMES[path]}.weight"
+        name = f"blk.{layer}.{names[path]}.weight"
         writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(change.a, np.float32))
         writer.add_tensor(f"{name}.lora_b", np.ascontiguousarray(b))
     writer.write_header_to_file()
@@ -62,15 +62,8 @@ def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, out // heads // 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def _permuted_heads(source: Source, path: str) -> int:
-    """Heads of a linear whose rows this family's arch permutes, 0 where it keeps them."""
-    if source.config.family != "llama":
-        return 0
-    heads = {
-        "self_attn.q_proj": source.config.num_attention_heads,
-        "self_attn.k_proj": source.config.num_key_value_heads,
-    }
-    return heads.get(path, 0)
+def _heads(source: Source, module: str) -> int:
+    return permuted_heads(module, source.config, FAMILIES[source.config.family])
 
 
 def read(folder: Path, source: Source) -> dict[str, LowRank]:
@@ -80,8 +73,8 @@ def read(folder: Path, source: Source) -> dict[str, LowRank]:
         base, matrix = name.rsplit(".", 1)
         if matrix == "lora_a":
             a, b = file.read(name)[0], file.read(f"{base}.lora_b")[0]
-            module = hf_name(base).removesuffix(".weight")
-            if heads := _permuted_heads(source, LINEAR.fullmatch(module)["path"]):
+            module = hf_name(base, FAMILIES[source.config.family]).removesuffix(".weight")
+            if heads := _heads(source, module):
                 b = unpermute(b, heads)
             effect[module] = LowRank(a, b, alpha / b.shape[1])
     return effect
@@ -89,7 +82,7 @@ def read(folder: Path, source: Source) -> dict[str, LowRank]:
 
 def remarks(source: Source) -> list[str]:
     found = []
-    if source.config.act == "relu2":
+    if source.config.layers[0].mlp.act == "relu2":
         found += [
             "relu²: the graph of arch bitnet computes SiLU instead in most builds (newer ones read bitnet.hidden_act "
             "from the base model's GGUF and fall back to SiLU without it); perplexity rises about sixfold, with or "

@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
-
-from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.families.config import ModelConfig, Rope
+from lorawgpu.errors import CheckFailed
+from lorawgpu.families.hf import to_hf
+from lorawgpu.families.registry import FAMILIES
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 
@@ -22,7 +21,7 @@ def write_hf_files(folder: Path, checkpoint: GgufCheckpoint) -> None:
     """
     config = checkpoint.config
     dtype = checkpoint.dense("model.layers.0.mlp.down_proj.weight").dtype
-    _write(folder / "config.json", config_json(config, TORCH_DTYPES[dtype]))
+    _write(folder / "config.json", to_hf(config, FAMILIES[config.family], TORCH_DTYPES[dtype]))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
     ids |= {"pad_token_id": config.pad_token_id}
     _write(folder / "generation_config.json", {key: value for key, value in ids.items() if value is not None})
@@ -31,56 +30,6 @@ def write_hf_files(folder: Path, checkpoint: GgufCheckpoint) -> None:
 
 def _write(path: Path, data: dict) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def config_json(config: ModelConfig, torch_dtype: str) -> dict:
-    """The config.json of a dense Llama, in the spelling that every transformers version reads."""
-    theta, scaling = rope_settings(config)
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": list(config.eos_token_ids) or None,
-        "head_dim": config.head_dim,
-        "hidden_act": config.act,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_key_value_heads": config.num_key_value_heads,
-        "pad_token_id": config.pad_token_id,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_scaling": scaling,
-        "rope_theta": theta,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "torch_dtype": torch_dtype,
-        "use_cache": True,
-        "vocab_size": config.vocab_size,
-    }
-
-
-def rope_settings(config: ModelConfig) -> tuple[float, dict | None]:
-    """rope_theta and rope_scaling. A GGUF holds Llama 3's scaling as a factor a frequency: found again by trying.
-
-    UserError when no Llama 3 scaling makes these factors.
-    """
-    rope = config.rope
-    if rope.freq_factors is None or np.allclose(rope.freq_factors, 1.0):
-        return rope.theta, None
-    wanted = rope.inv_freq(config.head_dim)
-    factor = float(max(rope.freq_factors))
-    for original in (8192, config.max_position_embeddings):
-        tried = Rope(rope.theta, "llama3", factor, 1.0, 4.0, original)
-        if np.allclose(tried.inv_freq(config.head_dim), wanted, rtol=1e-5, atol=0):
-            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            return rope.theta, {"rope_type": "llama3"} | {name: getattr(tried, name) for name in names}
-    raise UserError(
-        "the GGUF's rope_freqs.weight is no Llama 3 scaling that config.json can express; merge into the model's "
-        "Hugging Face folder instead"
-    )
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:

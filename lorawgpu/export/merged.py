@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.export.hf_files import write_hf_files
 from lorawgpu.export.source import Source
 from lorawgpu.export.weights_file import read_weights, write_weights
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.rope import Rope
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.reference.ternary import ternary_unpack
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
@@ -121,12 +124,23 @@ def check(folder: Path, source: Source) -> str:
 def reopen(folder: Path, source: Source) -> HfFolder:
     """The export as a checkpoint of its own. CheckFailed when it is another model than the base."""
     checkpoint = HfFolder(folder, str(folder))
-    rope, ours = checkpoint.config.rope, source.config.rope
-    head_dim = source.config.head_dim
-    same = replace(checkpoint.config, rope=ours) == source.config
-    if not same or not np.allclose(rope.inv_freq(head_dim), ours.inv_freq(head_dim), rtol=1e-6, atol=0):
+    if not _same_model(checkpoint.config, source.config):
         raise CheckFailed(f"{folder}, read back: its config.json describes another model than {source.checkpoint.name}")
     return checkpoint
+
+
+def _same_model(a: ModelConfig, b: ModelConfig) -> bool:
+    """Whether two configs are equal, their RoPE by the frequencies that it gives: a GGUF spells them in another way."""
+
+    def without_rope(config: ModelConfig) -> ModelConfig:
+        layers = (replace(layer, attention=replace(layer.attention, rope=Rope(1.0))) for layer in config.layers)
+        return replace(config, layers=tuple(layers))
+
+    def frequencies(config: ModelConfig) -> list:
+        return [layer.attention.rope.inv_freq(layer.attention.head_dim) for layer in config.layers]
+
+    same = without_rope(a) == without_rope(b)
+    return same and all(map(partial(np.allclose, rtol=1e-6, atol=0), frequencies(a), frequencies(b)))
 
 
 def remarks(source: Source) -> list[str]:

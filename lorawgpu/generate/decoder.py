@@ -11,20 +11,19 @@ import numpy as np
 
 from lorawgpu.data.batching import bucket
 from lorawgpu.errors import UserError
+from lorawgpu.families.spec import GROUPS
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.plan import dispatch
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
-from lorawgpu.lora.layout import GROUPS
-from lorawgpu.model.context import AdapterBuffers, Context, StepData, Watch
+from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.decode import Scratch, decode_forward, decode_head, decodes
 from lorawgpu.model.kv_cache import KVCache
-from lorawgpu.model.saved import Saved
-from lorawgpu.model.transformer import embed, infer_forward
+from lorawgpu.model.rope_tables import RopeTables
+from lorawgpu.model.transformer import infer_forward
 from lorawgpu.ops.decode_state import FIELDS, MAX_SEQUENCES, STRIDE, field, rows_buffer
 from lorawgpu.ops.linear import linear_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
-from lorawgpu.ops.rope import rope_table
 from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
 from lorawgpu.ops.step import step_buffer
 from lorawgpu.ops.window import State, pack_state, state_buffer
@@ -59,9 +58,8 @@ class Decoder:
         self.device, self.model, self.adapter = device, model, adapter
         self.context, self.matvec, self.kernels = context, matvec, kernels or KernelCache(device)
         self.cache = KVCache.create(device, model.config, sequences, context)
-        self.work, self.watch = Workspace(device), Watch()
-        table = rope_table(model.config.rope.inv_freq(model.config.head_dim), self.cache.span)
-        self.rope = device.upload(table, label="rope table", kind="step")
+        self.work, self.non_finite = Workspace(device), NonFiniteIds()
+        self.ropes = RopeTables(device, model.config, self.cache.span)
         self.state, self.step_values = state_buffer(device), step_buffer(device)
         self.prefill_rows = bucket(max(min(prefill_rows, context), sequences))
         self.prefill_data = StepData.create(device, self.prefill_rows, 1)
@@ -74,14 +72,12 @@ class Decoder:
     # Recording
 
     def _context(self, plan, rows: int, batch: StepData) -> Context:
-        shared = (self.rope, self.state, self.step_values, self.watch, self.adapter)
+        shared = (self.ropes, self.state, self.step_values, self.non_finite, self.adapter)
         return Context(plan, self.work, self.model, rows, batch, *shared)
 
     def _hidden(self, c: Context):
         """The last hidden state of the rows of `c`."""
-        x = c.take(c.widths.hidden, "x")
-        embed(c, x)
-        return infer_forward(c, x, self.cache.layers, Saved.take(c, self.model.layers[0], self.cache.layers[0]))
+        return infer_forward(c, self.cache.layers)
 
     def _prefill_plan(self, rows: int) -> Plan:
         if rows not in self._prefills:
@@ -105,8 +101,8 @@ class Decoder:
             with plan.section("forward"):
                 if self.matvec and decodes(c.config, rows):
                     scratch = Scratch.take(c, max(map(self._rank, GROUPS)))
-                    decode_forward(c, self.rows, self.cache.layers, scratch)
-                    decode_head(c, logits, scratch)
+                    x = decode_forward(c, self.rows, self.cache.layers, scratch)
+                    decode_head(c, logits, x, scratch)
                 else:
                     self._whole_head(c, logits, self._hidden(c))
             record_sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
@@ -119,7 +115,7 @@ class Decoder:
         return max((g.rank for (_, name), g in groups.items() if name == group), default=0)
 
     def _whole_head(self, c: Context, logits, x):
-        n, rstd = c.take(c.widths.hidden, "norm"), c.work.take((c.rows,), label="rstd")
+        n, rstd = c.take(c.hidden, "norm"), c.work.take((c.rows,), label="rstd")
         shape = {"rows": c.rows, "width": c.config.hidden_size}
         rmsnorm_forward(c.plan, n, rstd, x, self.model.norm, eps=c.config.rms_norm_eps, **shape)
         linear_forward(c.plan, logits, n, self.model.head, rows=c.rows)
@@ -235,4 +231,4 @@ class Decoder:
                 plan.clear(tensor)
         plan.run("clear")
         self.held = [[] for _ in self.held]
-        return self.watch.names[record] if bad else "the logits"
+        return self.non_finite.names[record] if bad else "the logits"

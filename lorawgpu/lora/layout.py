@@ -10,15 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.lora.peft_dir import LoraConfig, adapter_shapes, tensor_names
 
-GROUPS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 RANK_PAD = 4
 
 
@@ -97,8 +92,8 @@ class AdapterLayout:
 
     def _group(self, layer: int, group: str) -> GroupLayout | None:
         modules = [f"model.layers.{layer}.{path}" for path in GROUPS[group]]
-        linears = self.model.linear_shapes()
-        widths = [padded(linears[path][0]) for path in GROUPS[group]]
+        shapes = self.model.layers[layer].linear_shapes()
+        widths = [padded(shapes[path][0]) for path in GROUPS[group]]
         present = [(i, m, tensor_names(m)) for i, m in enumerate(modules) if tensor_names(m)[0] in self.shapes]
         ranks = {m: padded(self.lora.rank(m), RANK_PAD) for _, m, _ in present}
         a = {m: self._slot(names[0], (ranks[m], padded(self.shapes[names[0]][1]))) for _, m, names in present}

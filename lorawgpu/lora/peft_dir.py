@@ -37,11 +37,7 @@ def adapter_shapes(lora: LoraConfig, model: ModelConfig) -> dict[str, tuple[int,
 
     UserError for a target that names no linear of this model.
     """
-    linears = {
-        f"model.layers.{layer}.{path}": shape
-        for layer in range(model.num_hidden_layers)
-        for path, shape in model.linear_shapes().items()
-    }
+    linears = model.linear_shapes()
     for target in lora.target_modules:
         if not any(matches(target, module) for module in linears):
             raise UserError(

@@ -1,62 +1,69 @@
-"""x1 = x + O(rmsnorm(attention(rope(Q n), rope(K n), V n), attn_sub_norm)),  n = rmsnorm(x, input_layernorm)."""
+"""The attention mixer: a = attention(rope([q norm] q), rope([k norm] k), v) of the fused projection q | k | v."""
 
-from lorawgpu.model.linear import norm_input, plain_input, project
+from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.attention import attention_forward
+from lorawgpu.ops.qk_norm import qk_norm_forward
 from lorawgpu.ops.rope import rope_forward
 
 
-def attention_block_forward(c, layer, x, s):
-    """Writes s.x1 and all that the backward needs of the first half of the block."""
-    cfg, w = c.config, c.widths
-    width, quantised = cfg.num_attention_heads * cfg.head_dim, layer.o.int8_input
-    group = c.group(layer, "qkv")
-    n = norm_input(
-        c,
-        x,
-        layer.input_layernorm,
-        s.rstd_in,
-        width=cfg.hidden_size,
-        quantised=layer.qkv.int8_input,
-        keep=group,
-        name=f"layers.{layer.index}.input",
-    )
-    qkv = c.take(w.qkv, "qkv")
-    project(c, layer, "qkv", qkv, n, s, width=cfg.hidden_size)
-    rope_forward(
-        c.plan,
-        s.q,
-        s.k,
-        s.v,
-        qkv,
-        c.batch.position,
-        c.batch.slot,
-        c.rope,
-        rows=c.rows,
-        n_heads=cfg.num_attention_heads,
-        n_kv_heads=cfg.num_key_value_heads,
-        k_off=w.k_off,
-        v_off=w.v_off,
-    )
-    c.work.give(qkv)
-    attention_forward(
-        c.plan,
-        s.a,
-        s.lse,
-        s.q,
-        s.k,
-        s.v,
-        c.batch.slot,
-        c.batch.kv_start,
-        workspace=c.work,
-        heads=cfg.num_attention_heads,
-        kv_heads=cfg.num_key_value_heads,
-        head_dim=cfg.head_dim,
-        scale=cfg.attention_scale,
-        impl=c.attention,
-    )
-    group, name = c.group(layer, "o"), f"layers.{layer.index}.attention"
-    if layer.attn_sub_norm:
-        n = norm_input(c, s.a, layer.attn_sub_norm, s.rstd_a, width=width, quantised=quantised, keep=group, name=name)
-    else:
-        n = plain_input(c, s.a, width=width, quantised=quantised, name=name)
-    project(c, layer, "o", s.x1, n, s, width=width, residual=x)
+def head_layout(layer) -> dict:
+    """Heads of the fused projection, and the columns where k and v begin."""
+    spec, w = layer.spec.attention, layer.widths
+    return {"n_heads": spec.heads, "n_kv_heads": spec.kv_heads, "k_off": w.k_off, "v_off": w.v_off}
+
+
+def qk_norm_options(c, layer) -> dict:
+    """What ops.qk_norm takes besides the tensors it reads and writes; empty where the layer has no such norms."""
+    if "q" not in layer.norms:
+        return {}
+    spec, w = layer.spec.attention, layer.widths
+    sizes = {"heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
+    weights = {"q_weight": layer.norms["q"], "k_weight": layer.norms["k"]}
+    return weights | sizes | {"k_off": w.k_off, "v_off": w.v_off, "eps": c.config.rms_norm_eps}
+
+
+def attention_options(c, layer) -> dict:
+    """What ops.attention takes besides tensors, forward and backward."""
+    spec = layer.spec.attention
+    sizes = {"heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "scale": spec.scale}
+    return sizes | {"workspace": c.work, "impl": c.attention}
+
+
+def up_buffer(c, layer, s):
+    return s.unnormed["qkv"] if "qkv" in s.unnormed else c.take(layer.widths.qkv, "qkv")
+
+
+def keep(c, layer, qkv, s):
+    """s.q, and s.k and s.v at the tokens' slots of the KV cache."""
+    scratch = qkv
+    if options := qk_norm_options(c, layer):
+        scratch = c.take(layer.widths.qkv, "normed qkv")
+        qk_norm_forward(c.plan, scratch, qkv, rows=c.rows, **options)
+    table, batch = c.ropes.of(layer.spec.attention), c.batch
+    rope_forward(c.plan, s.q, s.k, s.v, scratch, batch.position, batch.slot, table, rows=c.rows, **head_layout(layer))
+    c.work.give(scratch)
+
+
+def mix(c, layer, s):
+    batch, options = c.batch, attention_options(c, layer)
+    attention_forward(c.plan, s.a, s.lse, s.q, s.k, s.v, batch.slot, batch.kv_start, **options)
+    return s.a, ()
+
+
+def mixed(c, layer, s):
+    return s.a, ()
+
+
+ATTENTION = Mixer(
+    up="qkv",
+    down="o",
+    in_norm="attn_in",
+    sub_norm="attn_sub",
+    out_norm="attn_out",
+    input="input",
+    middle="attention",
+    up_buffer=up_buffer,
+    keep=keep,
+    mix=mix,
+    mixed=mixed,
+)

@@ -1,16 +1,26 @@
-"""One decoder block, as the equations of the model read: attention, then feed-forward, each added to the stream."""
+"""One decoder block: the attention half, then the feed-forward half (model/sublayer.py)."""
 
-from lorawgpu.model.attention import attention_block_forward
-from lorawgpu.model.mlp import down_forward, gate_up_forward
+from lorawgpu.model.attention import ATTENTION
+from lorawgpu.model.mlp import MLP
+from lorawgpu.model.sublayer import down_forward, up_forward
 
 
 def block_forward(c, layer, x, x2, s):
     """x2 [rows, C] from x [rows, C]; what the backward needs goes to `s` (saved.Saved)."""
-    block_recompute(c, layer, x, s)
-    down_forward(c, layer, x2, s)
+    _all_but_last(c, layer, x, s)
+    down_forward(c, layer, MLP, s.x1, x2, s)
 
 
 def block_recompute(c, layer, x, s):
-    """All of the block that the backward reads: everything but the last projection."""
-    attention_block_forward(c, layer, x, s)
-    gate_up_forward(c, layer, s)
+    """All of the block that the backward reads: everything but the last projection, unless a norm follows that."""
+    _all_but_last(c, layer, x, s)
+    if MLP.out_norm in layer.norms:
+        x2 = c.take(c.hidden, "x2")
+        down_forward(c, layer, MLP, s.x1, x2, s)
+        c.work.give(x2)
+
+
+def _all_but_last(c, layer, x, s):
+    up_forward(c, layer, ATTENTION, x, s)
+    down_forward(c, layer, ATTENTION, x, s.x1, s)
+    up_forward(c, layer, MLP, s.x1, s)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from lorawgpu.gpu import Plan, Workspace
 from lorawgpu.gpu.tensor import Tensor
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.weights.device_model import Layer, Model, Widths
+from lorawgpu.model.rope_tables import RopeTables
+from lorawgpu.weights.device_model import Layer, Model
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class AdapterBuffers:
 
 
 @dataclass
-class Watch:
-    """Ids of the tensors that are watched for non-finite values, so that the host can name the first one at fault."""
+class NonFiniteIds:
+    """Ids of the tensors that are checked for non-finite values, so that the host can name the first one at fault."""
 
     names: list = field(default_factory=list)
 
@@ -75,10 +76,10 @@ class Context:
     model: Model
     rows: int
     batch: StepData
-    rope: Tensor  # [positions, HD]: cos, then sin
+    ropes: RopeTables
     state: Tensor
     step: Tensor
-    watch: Watch
+    non_finite: NonFiniteIds
     adapter: AdapterBuffers | None = None
     dropout: float = 0.0
     attention: str = "flash"
@@ -88,8 +89,9 @@ class Context:
         return self.model.config
 
     @property
-    def widths(self) -> Widths:
-        return Widths.of(self.model.config)
+    def hidden(self) -> int:
+        """The padded width of the residual stream."""
+        return self.model.hidden
 
     def take(self, width: int, label: str, dtype: str = "f32") -> Tensor:
         """Scratch of `rows` x `width` (as stored)."""

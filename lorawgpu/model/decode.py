@@ -1,32 +1,38 @@
-"""The forward walk for one new token of a few sequences: the equations of attention.py and mlp.py in nine dispatches.
+"""The forward walk for one new token of a few sequences: a half of model/sublayer.py in four or five dispatches.
 
-    (n, h) = norm(x)      qkv = Q|K|V(n)      parts = attention(qkv, cache)      (n, h) = norm(parts)      x += O(n)
-    (n, h) = norm(x)      gu = GATE|UP(n)                                        (n, h) = norm(act gu)     x += DOWN(n)
+    (n, h) = in norm(x)    y = UP(n)    parts = attention(y, cache)    (n, h) = sub norm(mixed)    x += DOWN(n)
 
-A norm and the A side of the adapters are one dispatch, and so are a product, the B side and the residual add.
+A norm and the A side of the adapters are one dispatch, and so are a product, the B side and the residual add. The gate
+and the sum over attention's parts run in the dispatch that reads them. A norm of q and k, and one before the residual
+add, are dispatches of their own.
 """
 
 from dataclasses import dataclass
 
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.model.attention import ATTENTION, qk_norm_options
+from lorawgpu.model.mlp import MLP
+from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.attention_decode import attention_decode, fits, parts_shape, stats_shape
 from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
 from lorawgpu.ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input
+from lorawgpu.ops.qk_norm import qk_norm_forward
+from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 
 def decodes(config: ModelConfig, rows: int) -> bool:
     """Whether this walk serves a model and a number of sequences; the whole-sequence walk serves all."""
-    return rows <= MAX_ROWS and fits(config.head_dim)
+    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in config.layers)
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Buffers that all layers share."""
+    """Buffers that all layers share, as large as the widest layer needs."""
 
-    x: Tensor  # [rows, C] the residual stream
+    x: Tensor  # [rows, C] the residual stream; with `other`, which a norm before the residual add writes
     qkv: Tensor
     gu: Tensor
     parts: Tensor  # of the attention, by split
@@ -34,87 +40,117 @@ class Scratch:
     n: Tensor  # the widest input of a projection, f32 or int8 words
     qscale: Tensor
     h: Tensor  # the widest down-projection
+    normed_qkv: Tensor | None = None
+    other: Tensor | None = None
+    unnormed: Tensor | None = None  # [rows, C] what that norm reads
+    rstd: Tensor | None = None
 
     @staticmethod
     def take(c, rank: int) -> "Scratch":
         """rank: the largest of any group."""
-        w, take = c.widths, c.work.take
-        return Scratch(
-            c.take(w.hidden, "x"),
-            c.take(w.qkv, "qkv"),
-            c.take(2 * w.mlp, "gate_up"),
-            take(parts_shape(c.rows, w.q), label="attention parts"),
-            take(stats_shape(c.rows, c.config.num_attention_heads), label="attention stats"),
-            take((c.rows * max(w.hidden, w.q, w.mlp),), label="projection input"),
-            c.take(2, "qscale", "u32"),
-            take((c.rows * max(rank, 4),), label="h"),
-        )
+        layers, take, roles = c.model.layers, c.work.take, {r for layer in c.model.layers for r in layer.norms}
+
+        def widest(name: str) -> int:
+            return max(getattr(layer.widths, name) for layer in layers)
+
+        heads = max(layer.spec.attention.heads for layer in layers)
+        x, qkv, gu = c.take(c.hidden, "x"), c.take(widest("qkv"), "qkv"), c.take(2 * widest("mlp"), "gate_up")
+        parts = take(parts_shape(c.rows, widest("q")), label="attention parts")
+        stats = take(stats_shape(c.rows, heads), label="attention stats")
+        n = take((c.rows * max(widest(name) for name in ("hidden", "q", "mlp")),), label="projection input")
+        qscale, h = c.take(2, "qscale", "u32"), take((c.rows * max(rank, 4),), label="h")
+        normed_qkv = c.take(widest("qkv"), "normed qkv") if "q" in roles else None
+        other = unnormed = rstd = None
+        if roles & {"attn_out", "mlp_out"}:
+            other, unnormed, rstd = c.take(c.hidden, "x"), c.take(c.hidden, "unnormed"), take((c.rows,), label="rstd")
+        return Scratch(x, qkv, gu, parts, stats, n, qscale, h, normed_qkv, other, unnormed, rstd)
 
 
-def decode_forward(c, rows: Tensor, caches, s: Scratch) -> None:
-    """The last hidden state of the tokens in `rows` (ops.rows), into s.x; their k and v go to the caches."""
+def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
+    """The last hidden state of the tokens in `rows` (ops.decode_state), in scratch; their k and v go to the caches."""
     parts = [(p.start, p.tensor) for p in c.model.embedding.parts]
     shape = {"rows": c.rows, "width": c.config.hidden_size}
-    embedding_forward(c.plan, s.x, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
-    for layer, (k, v) in zip(c.model.layers, caches, strict=True):
+    x = s.x
+    embedding_forward(c.plan, x, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
+    for layer, cache in zip(c.model.layers, caches, strict=True):
         with c.plan.scope(f"layers.{layer.index}"):
-            _attention(c, layer, rows, k, v, s)
-            _mlp(c, layer, s)
+            qkv = _up(c, layer, ATTENTION, _view(s.qkv, c.rows, layer.widths.qkv), x, s)
+            x = _down(c, layer, ATTENTION, _attention(c, layer, qkv, rows, cache, s), x, s)
+            gu = _up(c, layer, MLP, _view(s.gu, c.rows, 2 * layer.widths.mlp), x, s)
+            x = _down(c, layer, MLP, Source("gate", gu, act=layer.spec.mlp.act), x, s)
+    return x
 
 
-def decode_head(c, logits: Tensor, s: Scratch) -> None:
-    """logits [rows, V] = rmsnorm(s.x, norm) head^T."""
+def decode_head(c, logits: Tensor, x: Tensor, s: Scratch) -> None:
+    """logits [rows, V] = rmsnorm(x, norm) head^T."""
     with c.plan.scope("head"):
-        n = s.n.view(0, (c.rows, c.widths.hidden))
+        n = s.n.view(0, (c.rows, c.hidden))
         matvec_input(
             c.plan,
             n,
-            Source("rows", s.x),
+            Source("rows", x),
             c.state,
             rows=c.rows,
             width=c.config.hidden_size,
             eps=c.config.rms_norm_eps,
-            record_id=c.watch.id("norm"),
+            record_id=c.non_finite.id("norm"),
             weight=c.model.norm,
         )
         matvec_forward(c.plan, logits, n, c.model.head, rows=c.rows)
 
 
-def _attention(c, layer, rows, k, v, s):
-    cfg, w = c.config, c.widths
-    _project(c, layer, "qkv", s.qkv, Source("rows", s.x), layer.input_layernorm, cfg.hidden_size, s)
+def _view(tensor: Tensor, *shape: int) -> Tensor:
+    """The front of a buffer that is shared with wider layers."""
+    return tensor if tensor.shape == shape else tensor.view(0, shape)
+
+
+def _up(c, layer, mixer: Mixer, y: Tensor, x: Tensor, s: Scratch) -> Tensor:
+    """y = UP(in norm(x))."""
+    _project(c, layer, mixer.up, mixer.in_norm, y, Source("rows", x), s)
+    return y
+
+
+def _down(c, layer, mixer: Mixer, mixed: Source, x: Tensor, s: Scratch) -> Tensor:
+    """x + [out norm](DOWN([sub norm](mixed))): x itself, or the other of the two buffers of the residual stream."""
+    if mixer.out_norm not in layer.norms:
+        _project(c, layer, mixer.down, mixer.sub_norm, x, mixed, s, accumulate=True)
+        return x
+    _project(c, layer, mixer.down, mixer.sub_norm, s.unnormed, mixed, s)
+    out, weight = s.other if x is s.x else s.x, layer.norms[mixer.out_norm]
+    shape = {"rows": c.rows, "width": layer.spec.hidden}
+    rmsnorm_forward(c.plan, out, s.rstd, s.unnormed, weight, eps=c.config.rms_norm_eps, residual=x, **shape)
+    return out
+
+
+def _attention(c, layer, qkv, rows, cache, s) -> Source:
+    spec, w = layer.spec.attention, layer.widths
+    if options := qk_norm_options(c, layer):
+        normed = _view(s.normed_qkv, c.rows, w.qkv)
+        qk_norm_forward(c.plan, normed, qkv, rows=c.rows, **options)
+        qkv = normed
+    parts, stats = _view(s.parts, *parts_shape(c.rows, w.q)), _view(s.stats, *stats_shape(c.rows, spec.heads))
     attention_decode(
         c.plan,
-        s.parts,
-        s.stats,
-        k,
-        v,
-        s.qkv,
-        c.rope,
+        parts,
+        stats,
+        *cache,
+        qkv,
+        c.ropes.of(spec),
         rows,
         count=c.rows,
-        heads=cfg.num_attention_heads,
-        kv_heads=cfg.num_key_value_heads,
-        head_dim=cfg.head_dim,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
         k_off=w.k_off,
         v_off=w.v_off,
-        scale=cfg.attention_scale,
+        scale=spec.scale,
     )
-    source = Source("attention", s.parts, stats=s.stats, head_dim=cfg.head_dim)
-    width = cfg.num_attention_heads * cfg.head_dim
-    _project(c, layer, "o", s.x, source, layer.attn_sub_norm, width, s, accumulate=True)
+    return Source("attention", parts, stats=stats, head_dim=spec.head_dim)
 
 
-def _mlp(c, layer, s):
-    cfg = c.config
-    _project(c, layer, "gate_up", s.gu, Source("rows", s.x), layer.post_attention_layernorm, cfg.hidden_size, s)
-    source = Source("gate", s.gu, act=cfg.act)
-    _project(c, layer, "down", s.x, source, layer.ffn_sub_norm, cfg.intermediate_size, s, accumulate=True)
-
-
-def _project(c, layer, name, y, source, norm, width, s, accumulate=False):
-    """y (+)= W(norm(source)) with the adapters of group `name`; norm None: the source itself."""
-    weight, group = getattr(layer, name), c.group(layer, name)
+def _project(c, layer, name, role, y, source, s, accumulate=False):
+    """y (+)= W(norm(source)) with the adapters of group `name`; without a norm `role`: of the source itself."""
+    weight, group = layer.weights[name], c.group(layer, name)
     down = h = None
     if group:
         h = s.h.view(0, (c.rows, group.rank))
@@ -123,6 +159,7 @@ def _project(c, layer, name, y, source, norm, width, s, accumulate=False):
     out = s.n.view(0, (c.rows, columns))
     if int8:
         out = Tensor(s.n.buffer, (c.rows, columns // 4), "u32", s.n.offset, "xq")
+    qscale = s.qscale if int8 else None
     with c.plan.scope(name):
         matvec_input(
             c.plan,
@@ -130,13 +167,12 @@ def _project(c, layer, name, y, source, norm, width, s, accumulate=False):
             source,
             c.state,
             rows=c.rows,
-            width=width,
+            width=layer.spec.norm_width(role),
             eps=c.config.rms_norm_eps,
-            record_id=c.watch.id(f"layers.{layer.index}.{name}"),
-            weight=norm,
-            qscale=s.qscale if int8 else None,
+            record_id=c.non_finite.id(f"layers.{layer.index}.{name}"),
+            weight=layer.norms.get(role),
+            qscale=qscale,
             down=down,
         )
         lora = lora_up(group, h, c.adapter.params) if group else None
-        qscale = s.qscale if int8 else None
         matvec_forward(c.plan, y, out, weight, rows=c.rows, qscale=qscale, lora=lora, accumulate=accumulate)

@@ -24,17 +24,17 @@ class KVCache:
     def create(device, config: ModelConfig, sequences: int, context: int) -> "KVCache":
         """Room for `sequences` sequences of `context` tokens. UserError when a layer's cache exceeds one binding."""
         span = padded(context, SPAN_ALIGN)
-        shape = (sequences * span, padded(config.num_key_value_heads * config.head_dim))
-        if (nbytes := 4 * shape[0] * shape[1]) > device.max_binding:
+        shapes = [(sequences * span, padded(layer.attention.kv_width)) for layer in config.layers]
+        if (nbytes := max(4 * rows * width for rows, width in shapes)) > device.max_binding:
             raise UserError(
                 f"a KV cache for {sequences} x {context} tokens needs {nbytes:,} bytes a layer in one binding, "
                 f"{device.name} allows {device.max_binding:,}: ask for fewer sequences or a shorter context"
             )
 
-        def one(name: str) -> Tensor:
+        def one(name: str, shape: tuple) -> Tensor:
             return device.tensor(shape, label=name, kind="kv cache")
 
-        layers = tuple((one(f"k {i}"), one(f"v {i}")) for i in range(config.num_hidden_layers))
+        layers = tuple((one(f"k {i}", shape), one(f"v {i}", shape)) for i, shape in enumerate(shapes))
         return KVCache(layers, sequences, span)
 
     def first(self, sequence: int) -> int:

@@ -1,4 +1,4 @@
-"""A fused projection with its adapters, and the norm and quantiser in front of it."""
+"""A fused projection with its adapters, and the norm and quantizer in front of it."""
 
 from dataclasses import dataclass
 
@@ -19,27 +19,28 @@ class Input:
     owned: tuple = ()  # scratch to give back after the projection
 
 
-def norm_input(c, x, weight, rstd, *, width, quantised, keep, name) -> Input:
-    """rmsnorm(x) for a projection; `keep` says whether an adapter needs the unquantised rows too."""
+def norm_input(c, layer, role, group, x, rstd, name) -> Input:
+    """What projection `group` reads of x through the layer's norm `role`; rstd [rows] is written."""
+    weight, width = layer.norms[role], layer.spec.norm_width(role)
     eps, shape = c.config.rms_norm_eps, {"rows": c.rows, "width": width}
-    if not quantised:
+    if not layer.weights[group].int8_input:
         y = c.take(x.shape[1], f"norm {name}")
         rmsnorm_forward(c.plan, y, rstd, x, weight, eps=eps, **shape)
         return Input(y, owned=(y,))
-    y = c.take(x.shape[1], f"norm {name}") if keep else None
+    y = c.take(x.shape[1], f"norm {name}") if c.group(layer, group) else None  # an adapter reads the unquantized rows
     xq, qscale = c.take(x.shape[1] // 4, f"xq {name}", "u32"), c.take(2, f"qscale {name}", "u32")
-    rmsnorm_quantize_forward(
-        c.plan, y, rstd, xq, qscale, x, weight, c.state, eps=eps, record_id=c.watch.id(name), **shape
-    )
+    record_id = c.non_finite.id(name)
+    rmsnorm_quantize_forward(c.plan, y, rstd, xq, qscale, x, weight, c.state, eps=eps, record_id=record_id, **shape)
     return Input(y, xq, qscale, tuple(t for t in (y, xq, qscale) if t))
 
 
-def plain_input(c, x, *, width, quantised, name) -> Input:
-    """x itself for a projection that has no norm before it, quantised where the weight is ternary."""
-    if not quantised:
+def plain_input(c, layer, role, group, x, name) -> Input:
+    """x itself where the layer has no norm `role`, quantized for a ternary weight."""
+    if not layer.weights[group].int8_input:
         return Input(x)
+    width, record_id = layer.spec.norm_width(role), c.non_finite.id(name)
     xq, qscale = c.take(x.shape[1] // 4, f"xq {name}", "u32"), c.take(2, f"qscale {name}", "u32")
-    quantize_forward(c.plan, xq, qscale, x, c.state, rows=c.rows, width=width, record_id=c.watch.id(name))
+    quantize_forward(c.plan, xq, qscale, x, c.state, rows=c.rows, width=width, record_id=record_id)
     return Input(x, xq, qscale, (xq, qscale))
 
 
@@ -48,7 +49,7 @@ def project(c, layer, name, y, source: Input, s, *, width, residual=None):
 
     s.h[name] [rows, rank of the group's adapters] is saved for the backward.
     """
-    weight, group, lora = getattr(layer, name), c.group(layer, name), None
+    weight, group, lora = layer.weights[name], c.group(layer, name), None
     with c.plan.scope(name):
         if group:
             h = s.h[name]

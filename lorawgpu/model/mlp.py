@@ -1,52 +1,35 @@
-"""x2 = x1 + DOWN(rmsnorm(act(GATE h) * UP h, ffn_sub_norm)),  h = rmsnorm(x1, post_attention_layernorm)."""
+"""The mixer of the feed-forward half: m = act(g) * u of the fused projection g | u."""
 
-from lorawgpu.model.linear import norm_input, plain_input, project
+from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.gate import gate_forward
 
 
-def gate_up_forward(c, layer, s):
-    """Writes s.gu: the part of the half block that the backward reads."""
-    cfg, group = c.config, c.group(layer, "gate_up")
-    n = norm_input(
-        c,
-        s.x1,
-        layer.post_attention_layernorm,
-        s.rstd_post,
-        width=cfg.hidden_size,
-        keep=group,
-        quantised=layer.gate_up.int8_input,
-        name=f"layers.{layer.index}.post_attention",
-    )
-    project(c, layer, "gate_up", s.gu, n, s, width=cfg.hidden_size)
+def up_buffer(c, layer, s):
+    return s.gu
 
 
-def gate(c, layer, s):
-    """m = act(g) * u, in scratch: cheap enough that the backward computes it again."""
-    m = c.take(c.widths.mlp, "m")
-    gate_forward(
-        c.plan,
-        m,
-        s.gu,
-        c.state,
-        rows=c.rows,
-        width=c.config.intermediate_size,
-        act=c.config.act,
-        record_id=c.watch.id(f"layers.{layer.index}.gate_up"),
-    )
-    return m
+def keep(c, layer, gu, s):
+    """s.gu is what UP wrote."""
 
 
-def down_forward(c, layer, x2, s):
-    """x2 = x1 + DOWN(...)."""
-    width, group = c.config.intermediate_size, c.group(layer, "down")
-    m, name = gate(c, layer, s), f"layers.{layer.index}.middle"
-    if layer.ffn_sub_norm:
-        rstd = c.work.take((c.rows,), label="rstd_m")
-        n = norm_input(
-            c, m, layer.ffn_sub_norm, rstd, width=width, quantised=layer.down.int8_input, keep=group, name=name
-        )
-        c.work.give(rstd)
-    else:
-        n = plain_input(c, m, width=width, quantised=layer.down.int8_input, name=name)
-    project(c, layer, "down", x2, n, s, width=width, residual=s.x1)
-    c.work.give(m)
+def mix(c, layer, s):
+    """m in scratch: cheap enough that the backward computes it again."""
+    m, spec = c.take(layer.widths.mlp, "m"), layer.spec.mlp
+    record_id = c.non_finite.id(f"layers.{layer.index}.gate_up")
+    gate_forward(c.plan, m, s.gu, c.state, rows=c.rows, width=spec.width, act=spec.act, record_id=record_id)
+    return m, (m,)
+
+
+MLP = Mixer(
+    up="gate_up",
+    down="down",
+    in_norm="mlp_in",
+    sub_norm="mlp_sub",
+    out_norm="mlp_out",
+    input="post_attention",
+    middle="middle",
+    up_buffer=up_buffer,
+    keep=keep,
+    mix=mix,
+    mixed=mix,
+)

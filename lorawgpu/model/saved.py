@@ -1,9 +1,9 @@
 """What the forward of a layer leaves for its backward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu.tensor import Tensor
-from lorawgpu.lora.layout import GROUPS
 
 
 def take_h(c, layer) -> dict:
@@ -13,41 +13,58 @@ def take_h(c, layer) -> dict:
 
 @dataclass
 class Saved:
-    """Activations of one layer, f32 [rows, width]; the rest is cheap to compute again. None where it does not apply."""
+    """Activations of one layer, f32 [rows, width]; everything else is cheap to compute again."""
 
     x: Tensor | None  # the layer's input; None: the caller's
-    rstd_in: Tensor  # [rows]
     q: Tensor  # rotated
     k: Tensor  # the layer's KV cache
     v: Tensor
     a: Tensor  # attention's output
     lse: Tensor  # [rows, 2 NH]
-    rstd_a: Tensor | None
-    x1: Tensor
-    rstd_post: Tensor
+    x1: Tensor  # the residual stream between the halves
     gu: Tensor
-    h: dict  # take_h
+    rstd: dict = field(default_factory=dict)  # norm role -> [rows]
+    unnormed: dict = field(default_factory=dict)  # what the norms of roles qkv, attn_out and mlp_out read
+    h: dict = field(default_factory=dict)  # take_h
 
     @staticmethod
     def take(c, layer, cache=None) -> "Saved":
         """Buffers for one layer of the plan being recorded; `cache`: its (k, v) when they outlive the step."""
-        w, heads, sub = c.widths, c.config.num_attention_heads, c.config.sub_norms
+        w, norms = layer.widths, layer.norms
+        rstd = {}
+
+        def stat(role):
+            if role in norms:
+                rstd[role] = c.work.take((c.rows,), label=f"rstd {role}", kept=True)
+
         k, v = cache or (c.keep(w.kv, "k"), c.keep(w.kv, "v"))
+        stat("attn_in")
+        q, a, lse = c.keep(w.q, "q"), c.keep(w.q, "attention"), c.keep(2 * layer.spec.attention.heads, "lse")
+        stat("attn_sub")
+        x1 = c.keep(w.hidden, "x1")
+        stat("mlp_in")
+        gu = c.keep(2 * w.mlp, "gate_up")
+        unnormed = {}
+        if "q" in norms or "k" in norms:
+            unnormed["qkv"] = c.keep(w.qkv, "qkv")
+        for role in ("attn_out", "mlp_out"):
+            stat(role)
+            if role in norms:
+                unnormed[role] = c.keep(w.hidden, f"before {role}")
+        return Saved(None, q, k, v, a, lse, x1, gu, rstd, unnormed, take_h(c, layer))
 
-        def stat(name):
-            return c.work.take((c.rows,), label=name, kept=True)
 
-        return Saved(
-            x=None,
-            rstd_in=stat("rstd_in"),
-            q=c.keep(w.q, "q"),
-            k=k,
-            v=v,
-            a=c.keep(w.q, "attention"),
-            lse=c.keep(2 * heads, "lse"),
-            rstd_a=stat("rstd_a") if sub else None,
-            x1=c.keep(w.hidden, "x1"),
-            rstd_post=stat("rstd_post"),
-            gu=c.keep(2 * w.mlp, "gate_up"),
-            h=take_h(c, layer),
-        )
+@dataclass
+class SharedSaved:
+    """Buffers that layers share where nothing outlives a layer; layers of one spec share one set."""
+
+    sets: dict = field(default_factory=dict)  # spec -> Saved
+
+    def take(self, c, layer, cache=None) -> Saved:
+        """The set of the layer's spec. Its adapters may be others than the last layer's, so h is taken for itself."""
+        if layer.spec not in self.sets:
+            self.sets[layer.spec] = Saved.take(c, layer, cache)
+            return self.sets[layer.spec]
+        first = self.sets[layer.spec]
+        fields = {**first.__dict__, "x": None, "h": take_h(c, layer)}
+        return Saved(**fields | (dict(zip("kv", cache, strict=True)) if cache else {}))

@@ -4,20 +4,22 @@ from lorawgpu.gpu import padded
 from lorawgpu.ops.checks import expect, expect_rows, fold
 
 
-def rmsnorm_forward(plan, y, rstd, x, weight, *, rows, width, eps):
-    """y [rows, width], rstd [rows] from x [rows, width] and weight [padded(width)]."""
-    ld = expect_rows(rows, width, x=x, y=y)
+def rmsnorm_forward(plan, y, rstd, x, weight, *, rows, width, eps, residual=None):
+    """y [rows, width] = rmsnorm(x) (+ residual), rstd [rows], from x [rows, width] and weight [padded(width)]."""
+    added = {} if residual is None else {"residual": residual}
+    ld = expect_rows(rows, width, x=x, y=y, **added)
     expect("weight", weight, (padded(width),))
     expect("rstd", rstd, (rows,))
     plan.record(
         "rmsnorm",
-        "forward",
+        "add" if added else "forward",
         fold(rows),
         params={"rows": rows, "ld4": ld // 4, "C": width, "eps": eps},
         x=x,
         weight=weight,
         y=y,
         rstd_out=rstd,
+        **added,
     )
 
 

@@ -1,10 +1,12 @@
 """The whole model in float64, forward and backward, over flat tokens: the reference of the block and of the walk.
 
-    n  = rmsnorm(x, input_layernorm)                 h = rmsnorm(x1, post_attention_layernorm)
-    q,k,v = Q(n), K(n), V(n); rope(q), rope(k)       g, u = GATE(h), UP(h)
-    a  = attention(q, k, v)                          m = act(g) * u
-    x1 = x + O(attn_sub_norm(a))                     x2 = x1 + DOWN(ffn_sub_norm(m))          (Llama: no sub-norms)
+    n  = attn_in(x)                                          h = mlp_in(x1)
+    q,k,v = Q(n), K(n), V(n); rope([q](q)), rope([k](k))     g, u = GATE(h), UP(h)
+    a  = attention(q, k, v)                                  m = act(g) * u
+    x1 = x + [attn_out](O([attn_sub](a)))                    x2 = x1 + [mlp_out](DOWN([mlp_sub](m)))
     logits = rmsnorm(x_last, norm) @ head^T
+
+Norms are named by role (families.spec.Norms); those in brackets are left out where a layer has none.
 
 Every backward mirrors its forward from the last line to the first, reads what that forward left in `saved` (by weight
 name or by the name in the equations), and adds the adapter gradients into `grads` under their PEFT names.
@@ -24,6 +26,7 @@ from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
 from lorawgpu.reference.embedding import embedding_forward
 from lorawgpu.reference.gather import gather_backward, gather_forward
 from lorawgpu.reference.lora import lora_backward, lora_forward
+from lorawgpu.reference.qk_norm import qk_norm_backward, qk_norm_forward
 from lorawgpu.reference.quantize import quantize_backward, quantize_forward, quantize_residual
 from lorawgpu.reference.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from lorawgpu.reference.rope import rope_backward, rope_forward, rope_tables
@@ -31,7 +34,7 @@ from lorawgpu.reference.ternary import bitlinear_backward, bitlinear_forward
 
 
 @dataclass(frozen=True)
-class Model:
+class ReferenceModel:
     """All that a forward reads. Arrays are float64.
 
     config: a ModelConfig. weights: HF name -> array [out, in] or [C], or a pair (T, w) for a ternary matrix.
@@ -125,37 +128,58 @@ def norm_backward(model, norm, dy, saved):
     return rmsnorm_backward(dy, x, model.weights[f"{norm}.weight"], rstd)
 
 
-def attention_options(model, batch):
-    c = model.config
+def role_forward(model, layer, role, x, saved):
+    """The layer's norm of a role; x itself where it has none."""
+    path = model.config.layers[layer].norms.paths().get(role)
+    return norm_forward(model, f"model.layers.{layer}.{path}", x, saved) if path else x
+
+
+def role_backward(model, layer, role, dy, saved):
+    path = model.config.layers[layer].norms.paths().get(role)
+    return norm_backward(model, f"model.layers.{layer}.{path}", dy, saved) if path else dy
+
+
+def head_norm_forward(model, layer, role, x, saved):
+    """The norm of every head of q or k; x itself where the layer has none."""
+    if not (path := model.config.layers[layer].norms.paths().get(role)):
+        return x
+    weight = model.weights[f"model.layers.{layer}.{path}.weight"]
+    y, rstd = qk_norm_forward(x, weight, model.config.rms_norm_eps)
+    saved[layer, role] = x, weight, rstd
+    return y
+
+
+def head_norm_backward(layer, role, dy, saved):
+    return qk_norm_backward(dy, *saved[layer, role]) if (layer, role) in saved else dy
+
+
+def attention_options(model, layer, batch):
+    spec = model.config.layers[layer].attention
     return dict(
-        slot=batch.slot,
-        kv_start=batch.kv_start,
-        n_heads=c.num_attention_heads,
-        n_kv_heads=c.num_key_value_heads,
-        scale=c.attention_scale,
+        slot=batch.slot, kv_start=batch.kv_start, n_heads=spec.heads, n_kv_heads=spec.kv_heads, scale=spec.scale
     )
 
 
-def self_attention_forward(model, at, n, batch, saved):
-    """n [M, C] -> O(attn_sub_norm(attention)) [M, C]."""
+def self_attention_forward(model, layer, n, batch, saved):
+    """n [M, C] -> O([attn_sub](attention)) [M, C]."""
+    at, spec = f"model.layers.{layer}.self_attn", model.config.layers[layer].attention
     q, k, v = (linear_forward(model, f"{at}.{x}_proj", n, saved) for x in "qkv")
-    tables = rope_tables(batch.position, model.config.rope.inv_freq(model.config.head_dim))
+    q, k = head_norm_forward(model, layer, "q", q, saved), head_norm_forward(model, layer, "k", k, saved)
+    tables = rope_tables(batch.position, spec.rope.inv_freq(spec.head_dim))
     q, k = rope_forward(q, *tables), rope_forward(k, *tables)
-    a, lse = attention_forward(q, k, v, **attention_options(model, batch))
+    a, lse = attention_forward(q, k, v, **attention_options(model, layer, batch))
     saved[at] = tables, (q, k, v, a, lse)
-    if model.config.sub_norms:
-        a = norm_forward(model, f"{at}.attn_sub_norm", a, saved)
-    return linear_forward(model, f"{at}.o_proj", a, saved)
+    return linear_forward(model, f"{at}.o_proj", role_forward(model, layer, "attn_sub", a, saved), saved)
 
 
-def self_attention_backward(model, at, dy, batch, saved, grads):
+def self_attention_backward(model, layer, dy, batch, saved, grads):
     """dy [M, C] -> dn [M, C]."""
-    da = linear_backward(model, f"{at}.o_proj", dy, saved, grads)
-    if model.config.sub_norms:
-        da = norm_backward(model, f"{at}.attn_sub_norm", da, saved)
+    at = f"model.layers.{layer}.self_attn"
+    da = role_backward(model, layer, "attn_sub", linear_backward(model, f"{at}.o_proj", dy, saved, grads), saved)
     tables, tensors = saved[at]
-    dq, dk, dv = attention_backward(da, *tensors, **attention_options(model, batch))
+    dq, dk, dv = attention_backward(da, *tensors, **attention_options(model, layer, batch))
     dq, dk = rope_backward(dq, *tables), rope_backward(dk, *tables)
+    dq, dk = head_norm_backward(layer, "q", dq, saved), head_norm_backward(layer, "k", dk, saved)
     return (
         linear_backward(model, f"{at}.q_proj", dq, saved, grads)
         + linear_backward(model, f"{at}.k_proj", dk, saved, grads)
@@ -163,22 +187,20 @@ def self_attention_backward(model, at, dy, batch, saved, grads):
     )
 
 
-def mlp_forward(model, at, h, saved):
-    """h [M, C] -> DOWN(ffn_sub_norm(act(g) * u)) [M, C]."""
+def mlp_forward(model, layer, h, saved):
+    """h [M, C] -> DOWN([mlp_sub](act(g) * u)) [M, C]."""
+    at = f"model.layers.{layer}.mlp"
     g, u = (linear_forward(model, f"{at}.{x}_proj", h, saved) for x in ("gate", "up"))
-    m = gate_forward(g, u, model.config.act)
+    m = gate_forward(g, u, model.config.layers[layer].mlp.act)
     saved[at] = g, u
-    if model.config.sub_norms:
-        m = norm_forward(model, f"{at}.ffn_sub_norm", m, saved)
-    return linear_forward(model, f"{at}.down_proj", m, saved)
+    return linear_forward(model, f"{at}.down_proj", role_forward(model, layer, "mlp_sub", m, saved), saved)
 
 
-def mlp_backward(model, at, dy, saved, grads):
+def mlp_backward(model, layer, dy, saved, grads):
     """dy [M, C] -> dh [M, C]."""
-    dm = linear_backward(model, f"{at}.down_proj", dy, saved, grads)
-    if model.config.sub_norms:
-        dm = norm_backward(model, f"{at}.ffn_sub_norm", dm, saved)
-    dg, du = gate_backward(dm, *saved[at], model.config.act)
+    at = f"model.layers.{layer}.mlp"
+    dm = role_backward(model, layer, "mlp_sub", linear_backward(model, f"{at}.down_proj", dy, saved, grads), saved)
+    dg, du = gate_backward(dm, *saved[at], model.config.layers[layer].mlp.act)
     return linear_backward(model, f"{at}.gate_proj", dg, saved, grads) + linear_backward(
         model, f"{at}.up_proj", du, saved, grads
     )
@@ -186,20 +208,20 @@ def mlp_backward(model, at, dy, saved, grads):
 
 def block_forward(model, layer, x, batch, saved):
     """x [M, C] -> x2 [M, C]."""
-    at = f"model.layers.{layer}"
-    n = norm_forward(model, f"{at}.input_layernorm", x, saved)
-    x = x + self_attention_forward(model, f"{at}.self_attn", n, batch, saved)
-    h = norm_forward(model, f"{at}.post_attention_layernorm", x, saved)
-    return x + mlp_forward(model, f"{at}.mlp", h, saved)
+    n = role_forward(model, layer, "attn_in", x, saved)
+    y = self_attention_forward(model, layer, n, batch, saved)
+    x = x + role_forward(model, layer, "attn_out", y, saved)
+    y = mlp_forward(model, layer, role_forward(model, layer, "mlp_in", x, saved), saved)
+    return x + role_forward(model, layer, "mlp_out", y, saved)
 
 
 def block_backward(model, layer, dx, batch, saved, grads):
     """d x2 [M, C] -> dx [M, C]."""
-    at = f"model.layers.{layer}"
-    dh = mlp_backward(model, f"{at}.mlp", dx, saved, grads)
-    dx = dx + norm_backward(model, f"{at}.post_attention_layernorm", dh, saved)
-    dn = self_attention_backward(model, f"{at}.self_attn", dx, batch, saved, grads)
-    return dx + norm_backward(model, f"{at}.input_layernorm", dn, saved)
+    dh = mlp_backward(model, layer, role_backward(model, layer, "mlp_out", dx, saved), saved, grads)
+    dx = dx + role_backward(model, layer, "mlp_in", dh, saved)
+    dy = role_backward(model, layer, "attn_out", dx, saved)
+    dn = self_attention_backward(model, layer, dy, batch, saved, grads)
+    return dx + role_backward(model, layer, "attn_in", dn, saved)
 
 
 def head_weight(model):

@@ -2,8 +2,9 @@
 // uses: common/reduce.wgsl
 // RMSNorm over the last axis. x, y, dy, dx: (rows, ld); weight: (ld); rstd: (rows). ld = padded(C), padding zero.
 //   forward:   rstd = 1/sqrt(mean(x^2) + eps);  y = x * rstd * weight
+//   add:       y = residual + x * rstd * weight
 //   backward:  g = dy * weight;  dx = rstd * (g - x * rstd^2 * mean(g * x))
-// Grid: one workgroup per row. Saved: x, rstd. weight is frozen, so there is no dweight.
+// Grid: one workgroup per row. Saved: x, rstd. weight is frozen, so there is no dweight. `add` has the same backward.
 
 const WG: u32 = 128u; // barriers of more threads cost more than the longer loop, most of all on a CPU adapter
 override ACCUMULATE: bool = false; // backward: dx += instead of dx =
@@ -14,13 +15,15 @@ struct Params { rows: u32, ld4: u32, C: f32, eps: f32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;
-// forward
+// forward, add
 @group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> rstd_out: array<f32>;
 // backward
 @group(0) @binding(5) var<storage, read> dy: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read> rstd: array<f32>;
 @group(0) @binding(7) var<storage, read_write> dx: array<vec4<f32>>;
+// add
+@group(0) @binding(8) var<storage, read> residual: array<vec4<f32>>;
 
 @compute @workgroup_size(WG)
 fn forward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -33,6 +36,19 @@ fn forward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) group
     let r = inverseSqrt(workgroup_sum(sum, lane) / params.C + params.eps);
     if (lane == 0u) { rstd_out[row] = r; }
     for (var c = lane; c < params.ld4; c += WG) { y[base + c] = x[base + c] * r * weight[c]; }
+}
+
+@compute @workgroup_size(WG)
+fn add(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+       @builtin(local_invocation_index) lane: u32) {
+    let row = group_index(wid, groups);
+    if (row >= params.rows) { return; }
+    let base = row * params.ld4;
+    var sum = 0.0;
+    for (var c = lane; c < params.ld4; c += WG) { sum += dot(x[base + c], x[base + c]); }
+    let r = inverseSqrt(workgroup_sum(sum, lane) / params.C + params.eps);
+    if (lane == 0u) { rstd_out[row] = r; }
+    for (var c = lane; c < params.ld4; c += WG) { y[base + c] = residual[base + c] + x[base + c] * r * weight[c]; }
 }
 
 @compute @workgroup_size(WG)

@@ -61,8 +61,8 @@ class LateReader:
 
 
 def fault(engine: Engine, state: State) -> str:
-    """The name of the first watched tensor of the latest bad step that was not finite."""
-    return "a tensor that is not watched" if state.record is None else engine.watch.names[state.record]
+    """The name of the first checked tensor of the latest bad step that was not finite."""
+    return "a tensor that is not watched" if state.record is None else engine.non_finite.names[state.record]
 
 
 def bad_tensors(engine: Engine) -> list[str]:

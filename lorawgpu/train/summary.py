@@ -3,7 +3,6 @@
 from lorawgpu.engine.engine import Engine
 from lorawgpu.gpu.device import ADAPTER_LIMITS
 from lorawgpu.gpu.submit_budget import first_rate
-from lorawgpu.lora.layout import GROUPS
 from lorawgpu.train.setup import Run
 
 
@@ -37,10 +36,8 @@ def plan_text(plan: dict[str, str]) -> str:
 
 def _splits(engine: Engine) -> str:
     """Which matrices are too large for one binding."""
-    model = engine.model
-    weights = {"embedding": model.embedding, "head": model.head}
-    weights |= {f"layers.{layer.index}.{group}": getattr(layer, group) for layer in model.layers for group in GROUPS}
-    split = [f"{name} in {len(weight.parts)} parts" for name, weight in weights.items() if len(weight.parts) > 1]
+    weights = engine.model.matrices().items()
+    split = [f"{name} in {len(weight.parts)} parts" for name, weight in weights if len(weight.parts) > 1]
     return "; split: " + ", ".join(split) if split else "; no matrix is split"
 
 

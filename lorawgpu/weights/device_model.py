@@ -1,67 +1,80 @@
 """The frozen model on the GPU: embedding, layers of fused projections and norms, head."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.spec import GROUPS, LayerSpec
 from lorawgpu.gpu.tensor import Tensor, padded
-from lorawgpu.lora.layout import GROUPS
 from lorawgpu.weights.device import Weight, dense_weight, pad_vector, ternary_weight
 from lorawgpu.weights.tensors import EMBEDDING
 
-NORMS = {
-    "input_layernorm": "input_layernorm",
-    "post_attention_layernorm": "post_attention_layernorm",
-    "attn_sub_norm": "self_attn.attn_sub_norm",
-    "ffn_sub_norm": "mlp.ffn_sub_norm",
-}
+
+@dataclass(frozen=True)
+class Widths:
+    """Padded widths of a layer's activations, and where k and v start in the fused projection."""
+
+    hidden: int
+    q: int
+    kv: int
+    mlp: int
+
+    @property
+    def qkv(self) -> int:
+        return self.q + 2 * self.kv
+
+    @property
+    def k_off(self) -> int:
+        return self.q
+
+    @property
+    def v_off(self) -> int:
+        return self.q + self.kv
+
+    @staticmethod
+    def of(spec: LayerSpec) -> "Widths":
+        attention = spec.attention
+        return Widths(
+            padded(spec.hidden), padded(attention.q_width), padded(attention.kv_width), padded(spec.mlp.width)
+        )
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One block: four fused projections (see adapter_layout.GROUPS) and its norms; BitNet alone has sub-norms."""
+    """One layer: its spec, four fused projections by group (spec.GROUPS), and its norms by role (spec.Norms)."""
 
     index: int
-    qkv: Weight  # [q | k | v, C]
-    o: Weight
-    gate_up: Weight  # [gate | up, C]
-    down: Weight
-    input_layernorm: Tensor
-    post_attention_layernorm: Tensor
-    attn_sub_norm: Tensor | None = None
-    ffn_sub_norm: Tensor | None = None
+    spec: LayerSpec
+    weights: dict[str, Weight]  # group -> [fused out, in]
+    norms: dict[str, Tensor]  # role -> [padded width]
+
+    @cached_property
+    def widths(self) -> Widths:
+        return Widths.of(self.spec)
 
 
 @dataclass(frozen=True)
 class Model:
     config: ModelConfig
     embedding: Weight
-    layers: tuple
+    layers: tuple[Layer, ...]
     norm: Tensor
     head: Weight  # the embedding itself when tied
 
     @property
+    def hidden(self) -> int:
+        """The padded width of the residual stream."""
+        return padded(self.config.hidden_size)
+
+    def matrices(self) -> dict[str, Weight]:
+        """Every weight matrix by name; a tied head is the embedding and is listed once."""
+        matrices = {"embedding": self.embedding}
+        matrices |= {f"layers.{layer.index}.{group}": w for layer in self.layers for group, w in layer.weights.items()}
+        return matrices if self.head is self.embedding else matrices | {"head": self.head}
+
+    @property
     def nbytes(self) -> int:
-        weights = [self.embedding] + [getattr(layer, g) for layer in self.layers for g in GROUPS]
-        return sum(w.nbytes for w in weights) + (0 if self.head is self.embedding else self.head.nbytes)
-
-
-@dataclass(frozen=True)
-class Widths:
-    """Padded widths of a model's activations, and where q, k and v start in the fused projection."""
-
-    hidden: int
-    q: int
-    kv: int
-    mlp: int
-    qkv: int
-    k_off: int
-    v_off: int
-
-    @staticmethod
-    def of(config: ModelConfig) -> "Widths":
-        q = padded(config.num_attention_heads * config.head_dim)
-        kv = padded(config.num_key_value_heads * config.head_dim)
-        return Widths(padded(config.hidden_size), q, kv, padded(config.intermediate_size), q + 2 * kv, q, q + kv)
+        return sum(weight.nbytes for weight in self.matrices().values())
 
 
 def load_model(device, checkpoint, progress=lambda name: None) -> Model:
@@ -78,18 +91,14 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
             return ternary_weight(device, [checkpoint.ternary(n) for n in names], f"layers.{layer}.{group}")
         return dense_weight(device, [checkpoint.dense(n) for n in names], f"layers.{layer}.{group}")
 
+    def layer(index, spec):
+        weights = {group: projection(index, group) for group in GROUPS}
+        norms = {role: norm(f"model.layers.{index}.{path}") for role, path in spec.norms.paths().items()}
+        return Layer(index, spec, weights, norms)
+
     progress("embedding")
     embedding = dense_weight(device, [checkpoint.dense(EMBEDDING)], "embedding")
-    layers = tuple(
-        Layer(
-            i,
-            *(projection(i, g) for g in GROUPS),
-            **{
-                field: norm(f"model.layers.{i}.{path}") for field, path in NORMS.items() if path in config.norm_shapes()
-            },
-        )
-        for i in range(config.num_hidden_layers)
-    )
+    layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
     head = embedding
     if not config.tie_word_embeddings:
         head = dense_weight(device, [checkpoint.dense(checkpoint.head_name)], "lm_head")

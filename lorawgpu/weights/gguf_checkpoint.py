@@ -6,23 +6,15 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.errors import UserError
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.family import Family
 from lorawgpu.families.gguf import ROPE_FREQS, from_gguf
+from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.gguf import GgufFile
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, Dense, Ternary, check_names, expected_tensors
 
 TOP_NAMES = {"token_embd": EMBEDDING, "output_norm": "model.norm.weight", "output": HEAD}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 DENSE_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -33,7 +25,8 @@ class GgufCheckpoint(Checkpoint):
         self.path, self.name = path, name
         self._file = GgufFile(path)
         self.config = from_gguf(self._file)
-        self._gguf_names = {hf_name(name): name for name in self._file.tensors if name != ROPE_FREQS}
+        self._family = FAMILIES[self.config.family]
+        self._gguf_names = {hf_name(name, self._family): name for name in self._file.tensors if name != ROPE_FREQS}
         shapes = expected_tensors(self.config)
         check_names(set(self._gguf_names), set(shapes), str(path))
         for name, shape in shapes.items():
@@ -48,10 +41,8 @@ class GgufCheckpoint(Checkpoint):
 
     def dense(self, name: str) -> Dense:
         data, kind = self._file.read(self._gguf_names[name])
-        heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}
-        for suffix, count in heads.items():
-            if name.endswith(f"{suffix}.weight"):
-                data = unpermute(data, count)
+        if heads := permuted_heads(name.removesuffix(".weight"), self.config, self._family):
+            data = unpermute(data, heads)
         return Dense(data, DENSE_TYPES[kind])
 
     def store(self, name: str) -> str:
@@ -64,12 +55,21 @@ class GgufCheckpoint(Checkpoint):
         return Tokenizer.from_gguf(self._file)
 
 
-def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor of arch `llama`; an unknown one keeps a name that no model has."""
+def hf_name(name: str, family: Family) -> str:
+    """Hugging Face's name of a GGUF tensor; an unknown one keeps a name that no model has."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", name):
         layer, part, kind = match.groups()
-        return f"model.layers.{layer}.{LAYER_NAMES.get(part, part)}.{kind}"
+        return f"model.layers.{layer}.{family.gguf.layer_names.get(part, part)}.{kind}"
     return TOP_NAMES.get(name.removesuffix(".weight"), f"model.{name}")
+
+
+def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
+    """Heads of a linear layer ("model.layers.0.self_attn.q_proj") whose rows GGUF permutes; 0 where it keeps them."""
+    path = module.split(".")
+    if not family.gguf.permuted or path[-1] not in ("q_proj", "k_proj"):
+        return 0
+    attention = config.layers[int(path[2])].attention
+    return attention.heads if path[-1] == "q_proj" else attention.kv_heads
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:

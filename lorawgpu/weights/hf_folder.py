@@ -7,7 +7,8 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig, check_sizes
-from lorawgpu.families.hf import from_hf, token_ids
+from lorawgpu.families.hf import from_hf
+from lorawgpu.families.keys import Keys
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.tokenizer.hf import Tokenizer
@@ -109,7 +110,7 @@ def read_config(folder: Path) -> ModelConfig:
     config = from_hf(read_json_object(path), str(path))
     generation = folder / "generation_config.json"
     if generation.is_file():
-        more = token_ids(read_json_object(generation).get("eos_token_id"), "eos_token_id", str(generation))
+        more = Keys(read_json_object(generation), str(generation)).token_ids("eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
         check_sizes(config, str(generation))
     return config

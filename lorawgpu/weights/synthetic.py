@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 
-from lorawgpu.families.config import ModelConfig, Rope
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.family import equal_layers
+from lorawgpu.families.registry import FAMILIES
+from lorawgpu.families.rope import Rope
+from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import Plan, padded
-from lorawgpu.lora.layout import GROUPS
 from lorawgpu.ops.checks import WG, fold_elements
 from lorawgpu.ops.matmul import Segments
 from lorawgpu.weights.device import Weight, empty_parts
-from lorawgpu.weights.device_model import NORMS, Layer, Model
+from lorawgpu.weights.device_model import Layer, Model
 from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint
 
 KINDS = {"ternary": 0, "bf16": 1, "f32": 2, "one": 3}
@@ -16,25 +19,29 @@ KINDS = {"ternary": 0, "bf16": 1, "f32": 2, "one": 3}
 
 def shape_config(*, layers, hidden, heads, kv_heads, head_dim, mlp, vocab, bitnet=False, tied=True, theta=1e4):
     """A ModelConfig of these sizes: BitNet (relu2, sub-norms, ternary) or dense Llama (silu)."""
+    family = FAMILIES["bitnet" if bitnet else "llama"]
     return ModelConfig(
-        family="bitnet" if bitnet else "llama",
+        family=family.name,
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
         max_position_embeddings=1 << 20,
         rms_norm_eps=1e-5,
-        rope=Rope(theta),
-        act="relu2" if bitnet else "silu",
-        sub_norms=bitnet,
         tie_word_embeddings=tied,
         ternary="multiply" if bitnet else None,
         bos_token_id=1,
         eos_token_ids=(2,),
         pad_token_id=0,
+        layers=equal_layers(
+            layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            width=mlp,
+            act=family.gguf.act,
+            rope=Rope(theta),
+            norms=family.norms,
+        ),
     )
 
 
@@ -67,22 +74,19 @@ def empty_model(device, config: ModelConfig, store_of: Callable[[list[str]], str
     def norm(width):
         return device.tensor((padded(width),), label="norm", kind="weights")
 
-    def projection(layer, group):
+    def projection(layer, shapes, group):
         paths = GROUPS[group]
         names = [f"model.layers.{layer}.{path}.weight" for path in paths]
         widths = [shapes[path][0] for path in paths]
         return weight(f"layers.{layer}.{group}", names, widths, shapes[paths[0]][1], bool(config.ternary))
 
-    shapes, norms = config.linear_shapes(), config.norm_shapes()
+    def layer(index, spec):
+        shapes = spec.linear_shapes()
+        weights = {group: projection(index, shapes, group) for group in GROUPS}
+        return Layer(index, spec, weights, {role: norm(spec.norm_width(role)) for role in spec.norms.paths()})
+
     embedding = weight("embedding", [EMBEDDING], [config.vocab_size], config.hidden_size, False)
-    layers = tuple(
-        Layer(
-            i,
-            *(projection(i, group) for group in GROUPS),
-            **{field: norm(norms[path][0]) for field, path in NORMS.items() if path in norms},
-        )
-        for i in range(config.num_hidden_layers)
-    )
+    layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
     head = embedding
     if not config.tie_word_embeddings:
         head = weight("lm_head", [HEAD], [config.vocab_size], config.hidden_size, False)
@@ -110,14 +114,12 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
         params = {"count": words, "stride": grid[0] * WG, "kind": KINDS[kind], "seed": next(seeds), "scale": scale}
         plan.record("random", "main", grid, params=params, out=tensor)
 
-    weights = [model.embedding] + [getattr(layer, group) for layer in model.layers for group in GROUPS]
-    norms = [getattr(layer, field) for layer in model.layers for field in NORMS] + [model.norm]
+    norms = [norm for layer in model.layers for norm in layer.norms.values()] + [model.norm]
     with plan.section("fill"):
-        for weight in weights + ([] if model.head is model.embedding else [model.head]):
+        for weight in model.matrices().values():
             for part in weight.parts:
                 fill(part.tensor, weight.store, weight.columns**-0.5)
         for tensor in norms:
-            if tensor is not None:
-                fill(tensor, "one", 1.0)
+            fill(tensor, "one", 1.0)
     plan.run("fill")
     return model

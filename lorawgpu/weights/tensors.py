@@ -80,9 +80,9 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight of the model, in forward order."""
     c = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, c)}
-    layer = {f"{name}.weight": shape for name, shape in (config.norm_shapes() | config.linear_shapes()).items()}
-    for n in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{n}.{name}": shape for name, shape in layer.items()}
+    for n, layer in enumerate(config.layers):
+        weights = layer.norm_shapes() | layer.linear_shapes()
+        shapes |= {f"model.layers.{n}.{name}.weight": shape for name, shape in weights.items()}
     shapes["model.norm.weight"] = (c,)
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, c)

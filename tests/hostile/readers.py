@@ -39,7 +39,8 @@ def model(path):
             checkpoint.ternary(name)
         else:
             checkpoint.dense(name).float32()
-    checkpoint.config.rope.inv_freq(checkpoint.config.head_dim)
+    attention = checkpoint.config.layers[0].attention
+    attention.rope.inv_freq(attention.head_dim)
     if path.suffix == ".gguf" or (path.parent / "tokenizer.json").exists():
         use(checkpoint.tokenizer())
 

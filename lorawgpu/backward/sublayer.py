@@ -1,0 +1,74 @@
+"""Gradient of one half of a layer: model/sublayer.py from its last line to its first."""
+
+from lorawgpu.backward import attention, mlp
+from lorawgpu.backward.linear import project_backward
+from lorawgpu.model.attention import ATTENTION
+from lorawgpu.model.mlp import MLP
+from lorawgpu.model.sublayer import Mixer
+from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
+
+MIX_BACKWARD = {ATTENTION.up: attention.mix_backward, MLP.up: mlp.mix_backward}
+
+
+def down_backward(c, layer, mixer: Mixer, dx, s, *, below: bool):
+    """From dx [rows, C], the gradient of the half's output, to that of the mixer's output, which is returned.
+
+    None when nothing below needs it. dx stays the gradient of the residual stream.
+    """
+    role, group = mixer.sub_norm, c.group(layer, mixer.down)
+    norm, width = layer.norms.get(role), layer.spec.norm_width(role)
+    m, scratch = mixer.mixed(c, layer, s) if norm or group else (None, ())
+    rstd, n, normed = s.rstd.get(role), m, ()
+    if norm and (group or not rstd):
+        if not rstd:
+            rstd = c.work.take((c.rows,), label=f"rstd {role}")
+            scratch += (rstd,)
+        n, normed = _renorm(c, layer, role, m, rstd)
+    dm = c.take(_padded_input(layer, mixer.down), "dm") if below else None
+    dy = _out_norm_backward(c, layer, mixer, dx, s)
+    project_backward(c, layer, mixer.down, dm, dy, n, normed, s, width=width)
+    if dy is not dx:
+        c.work.give(dy)
+    if below and norm:
+        dn, dm = dm, c.take(dm.shape[1], "dm")
+        rmsnorm_backward(c.plan, dm, dn, m, norm, rstd, rows=c.rows, width=width, accumulate=False)
+        c.work.give(dn)
+    c.work.give(*scratch)
+    return dm
+
+
+def up_backward(c, layer, mixer: Mixer, dx, dm, x, s, *, below: bool):
+    """dx += the gradient that reaches x, the half's input, through its mixer; frees dm."""
+    role, width = mixer.in_norm, layer.spec.norm_width(mixer.in_norm)
+    dy = MIX_BACKWARD[mixer.up](c, layer, dm, s)
+    dn = c.take(c.hidden, "dnorm") if below else None
+    n, normed = _renorm(c, layer, role, x, s.rstd[role]) if c.group(layer, mixer.up) else (None, ())
+    project_backward(c, layer, mixer.up, dn, dy, n, normed, s, width=width)
+    c.work.give(dy)
+    if below:
+        norm, rstd = layer.norms[role], s.rstd[role]
+        rmsnorm_backward(c.plan, dx, dn, x, norm, rstd, rows=c.rows, width=width, accumulate=True)
+        c.work.give(dn)
+
+
+def _renorm(c, layer, role, x, rstd):
+    """rmsnorm(x) again, in scratch: (tensor, scratch to give back)."""
+    y = c.take(x.shape[1], f"norm {role}")
+    shape = {"rows": c.rows, "width": layer.spec.norm_width(role)}
+    rmsnorm_forward(c.plan, y, rstd, x, layer.norms[role], eps=c.config.rms_norm_eps, **shape)
+    return y, (y,)
+
+
+def _out_norm_backward(c, layer, mixer, dx, s):
+    """The gradient of DOWN's output: dx itself, or through the norm that follows, in scratch."""
+    role = mixer.out_norm
+    if role not in layer.norms:
+        return dx
+    dy = c.take(c.hidden, f"d {role}")
+    shape = {"rows": c.rows, "width": layer.spec.hidden}
+    rmsnorm_backward(c.plan, dy, dx, s.unnormed[role], layer.norms[role], s.rstd[role], accumulate=False, **shape)
+    return dy
+
+
+def _padded_input(layer, group) -> int:
+    return layer.weights[group].columns

@@ -1,0 +1,68 @@
+"""One half of a layer, written once for both mixers. The gradient: backward/sublayer.py.
+
+out = x + [out norm]( DOWN( [sub norm]( mixer( UP( in norm( x ) ) ) ) ) )
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.model.linear import Input, norm_input, plain_input, project
+from lorawgpu.ops.rmsnorm import rmsnorm_forward
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """What stands between the two projections of a half: attention (model/attention.py) or the gate (model/mlp.py).
+
+    up_buffer(c, layer, s): the tensor that UP writes. keep(c, layer, y, s): records what the backward needs of it.
+    mix(c, layer, s): records the mixer. mixed(c, layer, s): its output in the backward, saved or recorded again. Both
+    return (tensor, scratch to give back).
+    """
+
+    up: str  # groups (spec.GROUPS)
+    down: str
+    in_norm: str  # roles (spec.Norms)
+    sub_norm: str
+    out_norm: str
+    input: str  # names of what the projections read, where a value may first be found not to be finite
+    middle: str
+    up_buffer: Callable[..., Tensor]
+    keep: Callable[..., None]
+    mix: Callable[..., tuple[Tensor, tuple]]
+    mixed: Callable[..., tuple[Tensor, tuple]]
+
+
+def up_forward(c, layer, mixer: Mixer, x, s):
+    """The half as far as UP and what the mixer keeps of it: all of it that the backward reads, but for `out norm`."""
+    name = f"layers.{layer.index}.{mixer.input}"
+    n = norm_input(c, layer, mixer.in_norm, mixer.up, x, s.rstd[mixer.in_norm], name)
+    y = mixer.up_buffer(c, layer, s)
+    project(c, layer, mixer.up, y, n, s, width=layer.spec.norm_width(mixer.in_norm))
+    mixer.keep(c, layer, y, s)
+
+
+def down_forward(c, layer, mixer: Mixer, x, out, s):
+    """The rest: out [rows, C] = x + what the half computes."""
+    m, scratch = mixer.mix(c, layer, s)
+    n, width = _middle(c, layer, mixer, m, s), layer.spec.norm_width(mixer.sub_norm)
+    if mixer.out_norm not in layer.norms:
+        project(c, layer, mixer.down, out, n, s, width=width, residual=x)
+    else:
+        y, rstd, weight = s.unnormed[mixer.out_norm], s.rstd[mixer.out_norm], layer.norms[mixer.out_norm]
+        project(c, layer, mixer.down, y, n, s, width=width)
+        shape = {"rows": c.rows, "width": layer.spec.hidden}
+        rmsnorm_forward(c.plan, out, rstd, y, weight, eps=c.config.rms_norm_eps, residual=x, **shape)
+    c.work.give(*scratch)
+
+
+def _middle(c, layer, mixer, m, s) -> Input:
+    """What DOWN reads of the mixer's output."""
+    name, role = f"layers.{layer.index}.{mixer.middle}", mixer.sub_norm
+    if role not in layer.norms:
+        return plain_input(c, layer, role, mixer.down, m, name)
+    rstd = s.rstd.get(role) or c.work.take((c.rows,), label=f"rstd {role}")
+    n = norm_input(c, layer, role, mixer.down, m, rstd, name)
+    if role not in s.rstd:  # the backward computes it again, together with m
+        c.work.give(rstd)
+    return n
