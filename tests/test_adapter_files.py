@@ -226,7 +226,7 @@ def test_damaged_folders(folder):
 
 
 def test_an_adapter_of_another_model_is_refused(folder):
-    wider = replace(MODEL, hidden_size=32)
+    wider = replace(MODEL, hidden_size=32, layers=tuple(replace(layer, hidden=32) for layer in MODEL.layers))
     with pytest.raises(UserError, match=r"q_proj.lora_A.weight has shape \[4, 24\]; .* want \[4, 32\]"):
         read_adapter(folder, wider)
     with pytest.raises(UserError, match="layers.2.mlp.down_proj.lora_A.weight' is of no targeted linear"):

@@ -10,13 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lorawgpu.errors import UserError
+from lorawgpu.families.llama import GGUF
 from lorawgpu.files.gguf import GgufFile
-from lorawgpu.weights.gguf_checkpoint import LAYER_NAMES, TOP_NAMES, unpermute
+from lorawgpu.weights.gguf_checkpoint import TOP_NAMES, unpermute
 from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.tensors import expected_tensors
 
 GOLDEN = Path(__file__).parent / "golden"
-GGUF_NAMES = {hf: name for name, hf in (TOP_NAMES | LAYER_NAMES).items()}
+GGUF_NAMES = {hf: name for name, hf in (TOP_NAMES | GGUF.layer_names).items()}
 Q = gguf.GGMLQuantizationType
 
 

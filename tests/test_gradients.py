@@ -72,6 +72,7 @@ def check_against_reference(tiny, lengths=(7, 1, 12), dropout=0.0, seed=3, step=
 SUB_NORMS = FAMILIES["bitnet"].norms
 QK_NORMS = Norms(q="self_attn.q_norm", k="self_attn.k_norm")
 OUT_NORMS = Norms(attn_out="attn_out", mlp_out="mlp_out")
+EVERY_NORM = Norms(**SUB_NORMS.paths() | OUT_NORMS.paths() | QK_NORMS.paths())
 CONFIGS = {
     "llama": {},
     "llama gqa 4/2, hd 8, tied": {"heads": 4, "kv_heads": 2, "head_dim": 8, "tie_word_embeddings": True},
@@ -82,8 +83,7 @@ CONFIGS = {
     "bitnet": {"family": "bitnet"},
     "bitnet without sub-norms, silu, untied": {"family": "bitnet", "norms": Norms(), "act": "silu",
                                                "tie_word_embeddings": False},
-    "bitnet with every norm": {"family": "bitnet", "norms": replace(QK_NORMS, **{k: v for norms in (SUB_NORMS, OUT_NORMS)
-                                                                                 for k, v in norms.paths().items()})},
+    "bitnet with every norm": {"family": "bitnet", "norms": EVERY_NORM},
     "bitnet one layer, wide head": {"family": "bitnet", "count": 1, "head_dim": 22, "vocab_size": 37},
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lorawgpu.errors import UserError
-from lorawgpu.families.config import SIZE_LIMITS
+from lorawgpu.families.keys import SIZE_LIMITS
 from lorawgpu.gpu import KernelCache, Plan, padded
 from lorawgpu.ops import attention_decode, attention_flash
 from lorawgpu.ops.attention import MAX_HEAD_DIM, attention_backward, attention_forward, log_sum_exp

@@ -10,6 +10,7 @@ from lorawgpu.export import gguf, merged, mlx, peft
 from lorawgpu.export.effect import check_effect
 from lorawgpu.export.source import Source, open_source
 from lorawgpu.export.staging import file_names, staged
+from lorawgpu.families.registry import FAMILIES
 
 FORMATS = {"peft": peft, "gguf": gguf, "mlx": mlx, "merged": merged}
 NEED_MODEL = ("gguf", "merged")
@@ -24,7 +25,7 @@ def parse(argv: list[str]) -> Namespace:
     )
     usage = "its base: adds a check of the logits, the chat template and a sample transcript"
     parser.add_argument("--model", metavar="M", help=f"{usage} (gguf and merged: default what the adapter names)")
-    known = ", ".join(name for names in gguf.ARCHS.values() for name in names)
+    known = ", ".join(name for family in FAMILIES.values() for name in family.gguf.archs)
     usage = "for gguf, where runtimes disagree: general.architecture of the base"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
     usage = "for merged: write a ternary base's linears as bf16 with the adapter in them, for evaluation only"

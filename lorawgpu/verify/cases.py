@@ -1,4 +1,4 @@
-"""Golden cases: an outside autograd's answers. How results are compared with them: judging.py.
+"""Golden cases: an outside autograd's answers. How results are compared with them: compare.py.
 
 A case directory holds `config.json` and `model.safetensors` (or needs a model from elsewhere), `adapter_init/`,
 `batch.npz`, `case.json` and `expected.npz`; tests/golden/README.md says what is in them. Any part of `expected.npz` may
