@@ -12,6 +12,7 @@ from tiny_model import Tiny, tiny_config
 
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.families.spec import Norms
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.generate.generator import Generator
 from lorawgpu.generate.sampling import Sampling
@@ -24,6 +25,7 @@ from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
 
 CONTEXT = 128
+EVERY_NORM = Norms(q="q", k="k", attn_sub="attn_sub", mlp_sub="mlp_sub", attn_out="attn_out", mlp_out="mlp_out")
 
 
 @pytest.fixture(scope="module", params=SMALL_CASES)
@@ -256,6 +258,21 @@ def test_heads_that_are_no_vec4s_take_the_whole_walk(device, kernels, family):
         run.extend([[i]])
     want = engine.logits(flatten([Sample(ids, ids)], 16), np.array([8]))
     assert relative(run.read_logits(1), want) < (5e-2 if family == "bitnet" else 1e-4)
+
+
+@pytest.mark.parametrize("layers", [[EVERY_NORM] * 2, [EVERY_NORM, Norms()]], ids=["alike", "mixed"])
+def test_norms_by_role_and_layers_of_their_own_sizes(device, kernels, layers):
+    """Decoding against the whole-sequence walk, which the reference checks (test_gradients.py)."""
+    small = tiny_config(count=1, head_dim=8, norms=layers[0])
+    wide = tiny_config(count=1, head_dim=16, heads=4, kv_heads=2, width=100, norms=layers[1])
+    tiny = Tiny(device, kernels, replace(small, layers=small.layers + wide.layers))
+    engine, ids = tiny.engine(), np.arange(9, dtype=np.int32)
+    run = Decoder(device, tiny.model, engine.adapter, context=64, kernels=kernels)
+    run.start([ids[:6].tolist()])
+    for i in (6, 7, 8):
+        run.extend([[i]])
+    want = engine.logits(flatten([Sample(ids, ids)], 16), np.array([8]))
+    assert relative(run.read_logits(1), want) < 1e-4  # float32 sums in another order
 
 
 def test_more_rows_than_matvec_takes(dense):

@@ -12,6 +12,7 @@ from lorawgpu.backward import linear as backward_linear
 from lorawgpu.backward import mlp as backward_mlp
 from lorawgpu.data.batching import flatten
 from lorawgpu.families.registry import FAMILIES
+from lorawgpu.families.rope import Rope
 from lorawgpu.families.spec import Norms
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.reference import model as reference
@@ -92,6 +93,15 @@ CONFIGS = {
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
 def test_shapes_against_the_reference(device, kernels, changes, attention):
     check_against_reference(Tiny(device, kernels, tiny_config(**changes)), attention=attention)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_layers_of_their_own_sizes_against_the_reference(device, kernels, checkpointing):
+    """Heads, widths, norms, activation and RoPE belong to a layer; checkpointing shares buffers of equal ones alone."""
+    own = {"heads": 2, "kv_heads": 2, "head_dim": 12, "width": 56, "act": "relu2", "norms": EVERY_NORM}
+    layers = [tiny_config(count=1, **sizes).layers[0] for sizes in ({}, own | {"rope": Rope(50.0)}, {})]
+    config = replace(tiny_config(), layers=tuple(layers))
+    check_against_reference(Tiny(device, kernels, config), checkpointing=checkpointing)
 
 
 ADAPTERS = {
