@@ -230,9 +230,9 @@ def test_an_adapter_of_another_model_is_refused(folder):
     with pytest.raises(UserError, match=r"q_proj.lora_A.weight has shape \[4, 24\]; .* want \[4, 32\]"):
         read_adapter(folder, wider)
     with pytest.raises(UserError, match="layers.2.mlp.down_proj.lora_A.weight' is of no targeted linear"):
-        read_adapter(folder, replace(MODEL, num_hidden_layers=2))
+        read_adapter(folder, replace(MODEL, layers=MODEL.layers[:2]))
     with pytest.raises(UserError, match="layers.3.self_attn.q_proj.lora_A.weight is missing, one of 4"):
-        read_adapter(folder, replace(MODEL, num_hidden_layers=4))
+        read_adapter(folder, replace(MODEL, layers=MODEL.layers[:1] * 4))
 
 
 @pytest.mark.reference

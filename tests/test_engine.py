@@ -194,7 +194,12 @@ def test_a_bad_step_touches_nothing_and_is_named(device, kernels, where):
     engine.window(window(), 2, 1e-3)
     state = engine.steps_state()
     assert (state.bad_run, state.bad_total, state.windows) == (1, 1, 2)
-    assert engine.watch.names[state.record] in ("loss", "gradient norm", "layers.1.gate_up", "layers.1.post_attention")
+    assert engine.non_finite.names[state.record] in (
+        "loss",
+        "gradient norm",
+        "layers.1.gate_up",
+        "layers.1.post_attention",
+    )
     after = state_of(engine)
     assert same_bytes({k: after[k] for k in "mv"}, {k: good[k] for k in "mv"})
     kept = bad if where == "params" else good["params"]

@@ -10,6 +10,7 @@ from tiny_model import ALL, Tiny, gradients, random_samples, tiny_config
 
 from lorawgpu.backward import linear as backward_linear
 from lorawgpu.backward import mlp as backward_mlp
+from lorawgpu.backward import sublayer as backward_sublayer
 from lorawgpu.data.batching import flatten
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.families.rope import Rope
@@ -277,7 +278,7 @@ FAULTS = {
     "dx of a projection is lost": (backward_linear, "linear_backward", lambda op: zeroed(op, 1)),
     "dx lacks the adapters' part": (backward_linear, "linear_backward", without_adapters),
     "the gate's gradient is lost": (backward_mlp, "gate_backward", lambda op: zeroed(op, 0)),
-    "a norm's gradient is lost": (backward_mlp, "rmsnorm_backward", lambda op: lambda *args, **kwargs: None),
+    "a norm's gradient is lost": (backward_sublayer, "rmsnorm_backward", lambda op: lambda *args, **kwargs: None),
     "adapter gradients overwrite": (backward_linear, "lora_backward", overwriting),
 }  # fmt: skip
 
