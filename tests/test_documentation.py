@@ -1,4 +1,4 @@
-"""What README and configs tell a reader to type and look at is there: commands parse, configs load, links lead on."""
+"""What the documents and configs tell a reader to type works: commands parse, configs load, links resolve."""
 
 import importlib
 import json
@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -22,24 +23,31 @@ from lorawgpu.lora.peft_dir import init_adapter, write_adapter
 from lorawgpu.weights.loader import open_checkpoint
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
+DOCUMENTS = {
+    path: path.read_text("utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *ROOT.glob("docs/*.md")]
+}
+README = DOCUMENTS[ROOT / "README.md"]
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
 PLACEHOLDERS = {"CONFIG.yaml": "configs/tiny.yaml", "RUN_DIR": "out/tiny", "CASE_DIR...": "tests/golden/llama_dense"}
 
 
 def typed() -> list[str]:
-    """Every command line: those of the blocks, those that stand in backticks, and those in the heads of configs."""
-    lines = [line for kind, text in BLOCKS if kind in ("bash", "") for line in text.replace("\\\n", " ").splitlines()]
-    inline = re.findall(r"`((?:lorawgpu|python|bash) [^`]+)`", README)
-    lines = [re.sub(r"\s+#.*", "", line).strip() for line in lines] + inline
+    """Every command line: in `bash` blocks and backticks of the documents, and in the headers of configs."""
+    lines = []
+    for text in DOCUMENTS.values():
+        blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
+        lines += [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"`((?:lorawgpu|python|bash) [^`]+)`", text)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for line in lines]
     for config in (ROOT / "configs").glob("*.yaml"):
-        head = re.sub(r"\\\n# *", " ", config.read_text("utf-8"))
-        lines += re.findall(r"^#.*?((?:python -m lorawgpu\.|python scripts/).*)$", head, re.M)
+        header = re.sub(r"\\\n# *", " ", config.read_text("utf-8"))
+        lines += re.findall(r"^#.*?((?:python -m lorawgpu\.|python scripts/).*)$", header, re.M)
     return sorted({part for line in lines for part in line.split(" && ") if part})
 
 
 def arguments(line: str) -> list[str]:
-    """A shell's words; of `a\\|b` (alternatives in a table) the first, of a placeholder an example."""
+    """A shell's words: the first of alternatives in a table (`a\\|b`), an example for a placeholder."""
     return [PLACEHOLDERS.get(word, word.partition("|")[0]) for word in shlex.split(line.replace("\\|", "|"))]
 
 
@@ -111,11 +119,11 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys, device):
 
 def test_the_records_of_the_table_are_what_it_says():
     """Every type has its row, and the record of the row is read as that type."""
-    rows = re.findall(r"^\| `(\w+)` \| `(\{.*?\})`", README, re.M)
+    rows = re.findall(r"^\| `(\w+)` \| `(\{.*?\})`", DOCUMENTS[ROOT / "docs/DATA.md"], re.M)
     assert [kind for kind, _ in rows] == list(FORMATS)
     for kind, record in rows:
-        assert recognise(json.loads(record), ("README", 1)) == kind
-        to_example(kind, json.loads(record), ("README", 1))
+        assert recognise(json.loads(record), ("DATA.md", 1)) == kind
+        to_example(kind, json.loads(record), ("DATA.md", 1))
 
 
 def test_the_package_runs_as_a_module():
@@ -123,12 +131,39 @@ def test_the_package_runs_as_a_module():
     assert done.stdout == f"lorawgpu {lorawgpu.__version__}\n" and done.returncode == 0
 
 
-def test_links_and_extras_exist():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_resolve(document):
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", DOCUMENTS[document])
+    for target in [target for target in targets if not target.startswith("https://")]:
+        assert (document.parent / target).exists(), target
+
+
+def test_extras_exist_and_are_installed_from_the_clone():
+    """The package is on no index, so `pip install lorawgpu` would fetch nothing or something else."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
-    for extras in re.findall(r'"(?:lorawgpu|\.)\[([\w,]+)\]"', README):
-        assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras.split(",")), extras
+    configs = [path.read_text("utf-8") for path in (ROOT / "configs").glob("*.yaml")]
+    texts = "".join([*DOCUMENTS.values(), *configs])
+    assert not re.search(r"pip install ['\"]?lorawgpu", texts)
+    extras = {name for names in re.findall(r'pip install -e "\.\[([\w,]+)\]"', texts) for name in names.split(",")}
+    assert {"hub", "report", "dev"} <= extras
+    assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras), extras
+
+
+def test_the_license_is_named_and_complete():
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert text.split()[:2] == ["Apache", "License"] and "END OF TERMS AND CONDITIONS" in text and "APPENDIX" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["license"] == "Apache-2.0" and all((ROOT / name).is_file() for name in project["license-files"])
+    assert "[Apache-2.0](LICENSE)" in README
+
+
+def test_quoted_messages_exist():
+    """The messages that the troubleshooting table quotes are still what the program prints."""
+    table = README.partition("## Troubleshooting")[2].partition("\n## ")[0]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.M)
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "lorawgpu").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # a message may span several literals
+    assert len(quoted) > 2 and [message for message in quoted if message not in source] == []
 
 
 def test_every_command_has_its_line():
