@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from lorawgpu.errors import UserError
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.tensors import expected_tensors, quantise_master
+from lorawgpu.weights.tensors import expected_tensors, quantize_master
 
 GOLDEN = Path(__file__).parent / "golden"
 DOWN = "model.layers.0.mlp.down_proj.weight"
@@ -114,7 +114,7 @@ def test_packing_any_number_of_rows(out):
     from lorawgpu.weights.tensors import Dense
 
     values = np.random.default_rng(out).standard_normal((out, 9)).astype(np.float32)
-    packed, scale = quantise_master(Dense(values, "f32"), "w")
+    packed, scale = quantize_master(Dense(values, "f32"), "w")
     np.testing.assert_array_equal(unpack(packed, out), np.clip(np.rint(values / np.float32(scale)), -1, 1))
     assert (unpack(packed, 4 * packed.shape[0])[out:] == 0).all()  # rows past the end are T = 0
 
@@ -122,7 +122,7 @@ def test_packing_any_number_of_rows(out):
 def test_all_zero_master_weights_get_the_smallest_scale():
     from lorawgpu.weights.tensors import Dense
 
-    packed, scale = quantise_master(Dense(np.zeros((4, 3), np.float32), "f32"), "w")
+    packed, scale = quantize_master(Dense(np.zeros((4, 3), np.float32), "f32"), "w")
     assert scale == np.float32(1e-5)
     assert (unpack(packed, 4) == 0).all()
 

@@ -21,7 +21,7 @@ from lorawgpu.weights.tensors import (
     is_linear,
     pack_exact,
     packed_rows,
-    quantise_master,
+    quantize_master,
 )
 
 DENSE_TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
@@ -48,7 +48,7 @@ class HfFolder(Checkpoint):
     def ternary(self, name: str) -> Ternary:
         where, out = self._where(name), self._shapes[name][0]
         if self.config.ternary == "online":
-            packed, scale = quantise_master(self.dense(name), where)
+            packed, scale = quantize_master(self.dense(name), where)
             return Ternary(packed, out, scale)
         if self._dtype(name) == "U8":
             packed = self._files[name].read(name)

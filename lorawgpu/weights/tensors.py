@@ -148,7 +148,7 @@ def pack_exact(weight: Dense, where: str) -> np.ndarray:
     return _pack(weight, codes)
 
 
-def quantise_master(weight: Dense, where: str) -> tuple[np.ndarray, float]:
+def quantize_master(weight: Dense, where: str) -> tuple[np.ndarray, float]:
     """BitNet's weight quantiser: `w = max(mean|W|, 1e-5)` over the matrix, `T = clamp(round(W/w), -1, 1)`.
 
     Returns the packed T and w. float32 as in transformers' WeightQuant; the mean is summed in float64, so it
