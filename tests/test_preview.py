@@ -6,7 +6,7 @@ from dataclasses import replace
 from test_dataset import loading, tokens, write_lines
 from tiny_tokenizer import tiny_tokenizer
 
-from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
+from lorawgpu.data.dataset import DatasetSpec, Loading, tokenize
 from lorawgpu.data.preview import marked, preview_lines, summary
 
 
@@ -15,10 +15,10 @@ def test_empty_answers_are_counted_and_reported(tmp_path):
     ask = {"role": "user", "content": "Hi"}
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     for record in ({"messages": [ask, call]}, {"instruction": "Hi", "output": " "}, {"prompt": "Hi", "completion": ""}):
-        store = tokenise(write_lines(tmp_path / "a.jsonl", record), loading())
+        store = tokenize(write_lines(tmp_path / "a.jsonl", record), loading())
         assert store.counts.empty == 1 and "in 1 samples a trained answer is empty" in summary(store.counts)
     good = write_lines(tmp_path / "a.jsonl", {"messages": [ask, {"role": "assistant", "content": "Yes"}]})
-    assert tokenise(good, loading()).counts.empty == 0
+    assert tokenize(good, loading()).counts.empty == 0
 
 
 def test_preview_as_json_is_a_line_a_sample_and_one_of_counts(tmp_path):
@@ -26,7 +26,7 @@ def test_preview_as_json_is_a_line_a_sample_and_one_of_counts(tmp_path):
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": c}]}
         for c in ("Yes", "é", "42.")
     ]
-    store = tokenise(write_lines(tmp_path / "a.jsonl", "", *chats), loading())
+    store = tokenize(write_lines(tmp_path / "a.jsonl", "", *chats), loading())
     lines = [json.loads(line) for line in preview_lines([store], tiny_tokenizer(), 2, as_json=True, colour=False)]
     assert [line["line"] for line in lines[:-1]] == [2, 3]
     assert set(lines[0]) == {"line", "input_ids", "labels", "text"}
@@ -39,7 +39,7 @@ def test_preview_as_text_marks_what_is_trained(tmp_path):
     spec = write_lines(
         tmp_path / "a.jsonl", {"prompt": "Hello é", "completion": " Yes"}, {"prompt": "a", "completion": "b"}, "{"
     )
-    store = tokenise(spec, loading(skip_bad_lines=True))
+    store = tokenize(spec, loading(skip_bad_lines=True))
     lines = list(preview_lines([store], tiny_tokenizer(), 1, as_json=False, colour=False))
     assert lines[1] == "Hello é⟦ Yes</s>⟧\n"
     assert lines[2].startswith("2 samples, ") and "line 3: not valid JSON" in lines[3]
@@ -49,7 +49,7 @@ def test_preview_as_text_marks_what_is_trained(tmp_path):
 
 
 def test_preview_without_a_tokenizer_shows_ids(tmp_path):
-    store = tokenise(write_lines(tmp_path / "a.jsonl", tokens(5, 6)), Loading(loading().settings, None, None))
+    store = tokenize(write_lines(tmp_path / "a.jsonl", tokens(5, 6)), Loading(loading().settings, None, None))
     assert list(preview_lines([store], None, 9, as_json=False, colour=False))[1] == "5 ⟦6 ⟧\n"
     assert json.loads(next(preview_lines([store], None, 1, as_json=True, colour=False)))["text"] is None
 
@@ -57,19 +57,19 @@ def test_preview_without_a_tokenizer_shows_ids(tmp_path):
 def test_a_template_without_an_end_mark_is_reported(tmp_path):
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
     template = "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
-    store = tokenise(write_lines(tmp_path / "a.jsonl", chat), loading(template=template))
+    store = tokenize(write_lines(tmp_path / "a.jsonl", chat), loading(template=template))
     assert store.counts.endless == 1 and "will not learn to stop" in summary(store.counts)
 
 
 def test_tokens_across_a_border_are_counted_and_reported(tmp_path):
     borders = ("a ", "Yes"), ("a", " Yes")
     merged, apart = ([{"label": False, "text": a}, {"label": True, "text": b}] for a, b in borders)
-    store = tokenise(write_lines(tmp_path / "a.jsonl", {"segments": merged}, {"segments": apart}), loading())
+    store = tokenize(write_lines(tmp_path / "a.jsonl", {"segments": merged}, {"segments": apart}), loading())
     assert store.counts.shared == 1 and "note: 1 tokens hold" in summary(store.counts)
     assert store[0].labels.tolist() == store[1].labels.tolist()  # the trained piece owns the token
     pair = {"prompt": "a ", "completion": "Yes"}
-    store = tokenise(write_lines(tmp_path / "b.jsonl", pair), loading())
+    store = tokenize(write_lines(tmp_path / "b.jsonl", pair), loading())
     assert store.counts.shared == 1
     everything = replace(loading().settings, train_on_inputs=True)
-    store = tokenise(DatasetSpec(str(tmp_path / "b.jsonl")), replace(loading(), settings=everything))
+    store = tokenize(DatasetSpec(str(tmp_path / "b.jsonl")), replace(loading(), settings=everything))
     assert store.counts.shared == 0 and "note" not in summary(store.counts)

@@ -67,7 +67,7 @@ class TrainConfig(Section):
     dataset_prepared_path: str | None = None
     """Folder of the cache of tokenised data; left out: in the user's cache directory."""
     dataset_num_proc: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Processes that tokenise; left out: one a core. The result is the same for any number."""
+    """Processes that tokenize; left out: one a core. The result is the same for any number."""
     chat_template: Literal[tuple(BUILT_IN)] | None = None
     """A built-in chat template instead of the model's own."""
     chat_template_jinja: str | None = None

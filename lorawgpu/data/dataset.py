@@ -81,8 +81,8 @@ def load(
     """
     if val_specs and val_set_size:
         raise UserError("give either a validation data set or `val_set_size`, not both")
-    stores = [tokenise(spec, loading) for spec in specs]
-    val_stores = [tokenise(spec, loading) for spec in val_specs]
+    stores = [tokenize(spec, loading) for spec in specs]
+    val_stores = [tokenize(spec, loading) for spec in val_specs]
     train, validation = split(stores, val_set_size, seed)
     if val_stores:
         validation = Joined(val_stores)
@@ -92,20 +92,20 @@ def load(
     return Data(train, [s.weight for s in specs], validation, stores, counts, key, files)
 
 
-def tokenise(spec: DatasetSpec, loading: Loading) -> TokenStore:
+def tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
     """All samples of one data set, from the cache when the same bytes were tokenised alike before.
 
     UserError when a file or a record is wrong (records: unless `skip_bad_lines`), or nothing is left to train.
     """
     try:
-        return _tokenised(spec, loading)
+        return _tokenize(spec, loading)
     except BadLine as error:
         if loading.purpose != Loading.purpose:  # only `train` can pass over lines
             raise
         raise BadLine(f"{str(error).rstrip('.')}. --skip-bad-lines passes over such records, and counts them") from None
 
 
-def _tokenised(spec: DatasetSpec, loading: Loading) -> TokenStore:
+def _tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
     declared = None if spec.type is None else check_type(spec.type)
     files = find_files(spec.path)
     kind, first = (declared, None) if declared else _recognise(files, loading.skip_bad_lines)

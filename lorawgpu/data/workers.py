@@ -126,7 +126,7 @@ def _on_all_cores(
                 yield done, result.result()
         except BrokenProcessPool:
             raise UserError(
-                f"one of the {workers} processes that tokenise was killed: most likely memory ran out. Set "
+                f"one of the {workers} processes that tokenize was killed: most likely memory ran out. Set "
                 "dataset_num_proc to fewer (1 tokenises without processes of its own)"
             ) from None
 
