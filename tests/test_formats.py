@@ -11,7 +11,7 @@ from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.formats import FORMATS, Chat, Text, Tokens, check_type, recognise, to_example
+from lorawgpu.data.formats import FORMATS, Chat, Text, Tokens, check_type, detect_type, to_example
 from lorawgpu.data.read_files import BadLine
 from lorawgpu.errors import UserError
 
@@ -20,14 +20,14 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
 
 
 def example(record):
-    return to_example(recognise(record, PLACE), record, PLACE)
+    return to_example(detect_type(record, PLACE), record, PLACE)
 
 
 def encode(record, kind=None, settings=None, template="chatml", vocab_size=None, **tokenizer):
     tokenizer = tiny_tokenizer(**tokenizer)
     chat = ChatTemplate(BUILT_IN[template], tokenizer.special_tokens)
     settings = settings or EncodeSettings(4096, "truncate", False, ("assistant",))
-    kind = kind or recognise(record, PLACE)
+    kind = kind or detect_type(record, PLACE)
     return Encoder(kind, settings, tokenizer, chat, vocab_size)(*PLACE, json.dumps(record).encode())
 
 
@@ -49,18 +49,18 @@ def trained(sample):
     ],
 )
 def test_recognised_by_keys(record, kind):
-    assert recognise(record, PLACE) == kind
+    assert detect_type(record, PLACE) == kind
 
 
 def test_ambiguous_and_unknown_keys_are_named():
     with pytest.raises(
         BadLine, match=r"data.jsonl, line 3: the keys fit several formats \(alpaca, text\): say which with `type:`"
     ):
-        recognise({"instruction": "", "output": "", "text": ""}, PLACE)
+        detect_type({"instruction": "", "output": "", "text": ""}, PLACE)
     with pytest.raises(
         BadLine, match="line 3: no known format has these keys: `question`, `answer`; known are chat: messages"
     ):
-        recognise({"question": "", "answer": ""}, PLACE)
+        detect_type({"question": "", "answer": ""}, PLACE)
     with pytest.raises(BadLine, match="line 3: a record of type chat needs the key `messages`; it has `text`"):
         to_example("chat", {"text": ""}, PLACE)
 

@@ -20,7 +20,7 @@ from lorawgpu.data.batching import Sample, Source
 from lorawgpu.data.checksum import Damaged
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.find_files import find_files
-from lorawgpu.data.formats import Place, check_type, recognise
+from lorawgpu.data.formats import Place, check_type, detect_type
 from lorawgpu.data.read_files import BadLine, parse, read
 from lorawgpu.data.token_store import Counts, StoreWriter, TokenStore
 from lorawgpu.data.workers import fill
@@ -108,7 +108,7 @@ def tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
 def _tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
     declared = None if spec.type is None else check_type(spec.type)
     files = find_files(spec.path)
-    kind, first = (declared, None) if declared else _recognise(files, loading.skip_bad_lines)
+    kind, first = (declared, None) if declared else _detect_type(files, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
     store = _stored(_digests(files), kind, encoder, loading)
     if not len(store):
@@ -200,13 +200,13 @@ class Joined:
         return self.sources[owner], int(index - (self.ends[owner - 1] if owner else 0))
 
 
-def _recognise(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, Place]:
+def _detect_type(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, Place]:
     """The type that the first good record has, and where that is: it holds for all of the data set."""
     for file in files:
         for line, raw in read(file):
             try:
                 place = (str(file), line)
-                return recognise(parse(*place, raw), place), place
+                return detect_type(parse(*place, raw), place), place
             except BadLine:
                 if not skip_bad_lines:
                     raise

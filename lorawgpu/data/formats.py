@@ -66,7 +66,7 @@ Example = Chat | Text | Tokens
 Place = tuple[str, int]  # file, line
 
 
-def recognise(record: dict, place: Place) -> str:
+def detect_type(record: dict, place: Place) -> str:
     """The one type whose keys a record has. UserError when none or several fit: then `type` must say it."""
     found = [name for name, (keys, _) in FORMATS.items() if all(key in record for key in keys)]
     if len(found) == 1:
