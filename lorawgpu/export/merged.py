@@ -136,7 +136,7 @@ def remarks(source: Source) -> list[str]:
             "not to serve. Activations are no longer rounded to int8, memory is eight times the ternary one, and "
             "quantising it again destroys the adapter. Serve base and adapter unmerged (--to peft or gguf)"
         ]
-    if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantised:
+    if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantized:
         return [
             "the base was quantised: the folder holds its dequantised weights in float32. Quantising it anew shifts "
             "them; serve the same GGUF with the adapter unmerged (--to gguf) where the base must stay what it was"

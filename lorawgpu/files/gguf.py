@@ -74,11 +74,11 @@ class GgufFile:
         values = np.empty((rows, info.shape[-1]), np.float32)
         step = max(1, CHUNK_ELEMENTS // info.shape[-1])
         for start in range(0, rows, step):
-            values[start : start + step] = _dequantise(raw[start : start + step], info.type, f"{self.path}: {name}")
+            values[start : start + step] = _dequantize(raw[start : start + step], info.type, f"{self.path}: {name}")
         return values.reshape(info.shape), "F32"
 
 
-def _dequantise(raw: np.ndarray, type_name: str, where: str) -> np.ndarray:
+def _dequantize(raw: np.ndarray, type_name: str, where: str) -> np.ndarray:
     from gguf import GGMLQuantizationType, quants
 
     try:

@@ -42,7 +42,7 @@ class GgufCheckpoint(Checkpoint):
                 raise UserError(f"{path}: {name} has shape {list(found)}; the metadata wants {list(shape)}.")
 
     @property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         """Whether any tensor is stored in blocks, which `dense` decodes to float32."""
         return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
 
