@@ -235,7 +235,7 @@ def test_transformers_loads_what_we_merge(tmp_path, device, kernels):
 def test_transformers_loads_a_dequantised_model(tmp_path, case):
     """Without int8 activations the logits are near ours, not equal: for evaluation only, as the command says."""
     model = GOLDEN / case
-    argv = ["--adapter", model / "adapter_init", "--model", model, "--to", "merged", "--dequantise"]
+    argv = ["--adapter", model / "adapter_init", "--model", model, "--to", "merged", "--dequantize"]
     assert export(*argv, "--out", tmp_path / "m") == 0
     theirs = their_logits(reference_model(tmp_path / "m"))
     right, base = their_logits(with_adapter(model, model / "adapter_init")), their_logits(reference_model(model))

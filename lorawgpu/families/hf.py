@@ -199,7 +199,7 @@ def _ternary(settings: object, bitnet: bool, source: str) -> str | None:
         if bitnet:
             raise UserError(
                 f"{source}: a bitnet model needs a quantization_config that says where its scales come from "
-                "(linear_class, quantization_mode); this file has none. If --to merged --dequantise wrote it, it "
+                "(linear_class, quantization_mode); this file has none. If --to merged --dequantize wrote it, it "
                 "is for evaluation by other tools: here give the ternary base, and the adapter with --adapter."
             )
         return None

@@ -81,7 +81,7 @@ HF = {
                              "hub give owner/name: a/b/q/c.gguf."),
     "an address elsewhere": (partial(evaluate, model="s3://bucket"), "are not fetched; wanted a model folder"),
     "an adapter": (partial(evaluate, model=DENSE / "adapter_init"), "that is an adapter, not a model: give it as the"),
-    "merged to evaluate": (partial(config, base=TERNARY, quantization_config=...), "If --to merged --dequantise wrote"),
+    "merged to evaluate": (partial(config, base=TERNARY, quantization_config=...), "If --to merged --dequantize wrote"),
     "no config": (partial(file, name="config.json", content=None), "no config.json; wanted a Hugging Face model"),
     "config of a list": (partial(file, name="config.json", content="[]"), "wanted a JSON object, got list"),
     "config that is no JSON": (partial(file, name="config.json", content="{"), "not valid JSON"),
