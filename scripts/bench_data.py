@@ -26,7 +26,7 @@ def bench_tokenising(args: argparse.Namespace) -> None:
     import tokenizers
 
     from lorawgpu.chat.template import resolve_template
-    from lorawgpu.data.dataset import DatasetSpec, Loading, tokenize
+    from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
     from lorawgpu.data.encode import EncodeSettings
     from lorawgpu.weights.loader import open_checkpoint
 
@@ -42,7 +42,9 @@ def bench_tokenising(args: argparse.Namespace) -> None:
         settings = EncodeSettings(SEQUENCE, "truncate", False, ("assistant",))
         ratios = []
         for pair in range(args.pairs):
-            loading = Loading(settings, tokenizer, template, cache_dir=Path(folder) / str(pair), workers=args.workers)
+            loading = LoadSettings(
+                settings, tokenizer, template, cache_dir=Path(folder) / str(pair), workers=args.workers
+            )
             ours, store = timed(lambda loading=loading: tokenize(DatasetSpec(str(part)), loading))
             theirs, _ = timed(lambda: encode_all(alone, texts))
             again, _ = timed(lambda loading=loading: tokenize(DatasetSpec(str(part)), loading))

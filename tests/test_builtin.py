@@ -11,7 +11,7 @@ from lorawgpu.chat.builtin import BITNET
 from lorawgpu.chat.template import ChatTemplate, resolve_template
 from lorawgpu.config.schema import load_config
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.dataset import DatasetSpec, Loading, Subset, tokenize
+from lorawgpu.data.dataset import DatasetSpec, LoadSettings, Subset, tokenize
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
@@ -41,7 +41,7 @@ def chats(checkpoint):
     template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
     settings = EncodeSettings(128, "raise", False, ("assistant",))
     return {
-        part: tokenize(DatasetSpec(f"builtin:{part}"), Loading(settings, tokenizer, template, workers=1))
+        part: tokenize(DatasetSpec(f"builtin:{part}"), LoadSettings(settings, tokenizer, template, workers=1))
         for part in PARTS
     }
 

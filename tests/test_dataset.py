@@ -13,7 +13,7 @@ from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data import workers
 from lorawgpu.data.batch_order import Batches, BatchSettings
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.dataset import DatasetSpec, Loading, load, split, tokenize
+from lorawgpu.data.dataset import DatasetSpec, LoadSettings, load, split, tokenize
 from lorawgpu.data.encode import EncodeSettings
 from lorawgpu.data.preview import summary
 from lorawgpu.data.read_files import BadLine
@@ -24,7 +24,7 @@ from lorawgpu.errors import UserError
 def loading(sequence_len=64, strategy="truncate", template="chatml", **options):
     tokenizer = tiny_tokenizer()
     chat = ChatTemplate(BUILT_IN.get(template, template), tokenizer.special_tokens)
-    return Loading(EncodeSettings(sequence_len, strategy, False, ("assistant",)), tokenizer, chat, **options)
+    return LoadSettings(EncodeSettings(sequence_len, strategy, False, ("assistant",)), tokenizer, chat, **options)
 
 
 def write_lines(path, *records):
@@ -190,10 +190,10 @@ def test_where_it_takes_long_it_says_how_far_it_is(tmp_path, monkeypatch, capsys
 
 def test_workers_are_as_many_as_fit_in_the_memory_for_them(monkeypatch):
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 64)
-    few, many = workers.as_many_as_fit(128_000), workers.as_many_as_fit(49_152)
-    assert 1 < few < many < 64 and workers.as_many_as_fit(10_000_000) == 1
+    few, many = workers.default_workers(128_000), workers.default_workers(49_152)
+    assert 1 < few < many < 64 and workers.default_workers(10_000_000) == 1
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
-    assert workers.as_many_as_fit(128_000) == 2
+    assert workers.default_workers(128_000) == 2
 
 
 def test_data_digests_tell_data_and_weights_apart(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from test_dataset import loading, tokens, write_lines
 from tiny_tokenizer import tiny_tokenizer
 
-from lorawgpu.data.dataset import DatasetSpec, Loading, tokenize
+from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
 from lorawgpu.data.preview import marked, preview_lines, summary
 
 
@@ -49,7 +49,7 @@ def test_preview_as_text_marks_what_is_trained(tmp_path):
 
 
 def test_preview_without_a_tokenizer_shows_ids(tmp_path):
-    store = tokenize(write_lines(tmp_path / "a.jsonl", tokens(5, 6)), Loading(loading().settings, None, None))
+    store = tokenize(write_lines(tmp_path / "a.jsonl", tokens(5, 6)), LoadSettings(loading().settings, None, None))
     assert list(preview_lines([store], None, 9, as_json=False, colour=False))[1] == "5 ⟦6 ⟧\n"
     assert json.loads(next(preview_lines([store], None, 1, as_json=True, colour=False)))["text"] is None
 

@@ -40,7 +40,7 @@ class DatasetSpec:
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoadSettings:
     """How data sets are tokenised. `cache_dir` None: into a temporary folder. `vocab_size` bounds given token ids."""
 
     settings: EncodeSettings
@@ -69,7 +69,7 @@ class Data:
 
 def load(
     specs: Sequence[DatasetSpec],
-    loading: Loading,
+    loading: LoadSettings,
     val_set_size: float,
     seed: int,
     val_specs: Sequence[DatasetSpec] = (),
@@ -85,14 +85,14 @@ def load(
     val_stores = [tokenize(spec, loading) for spec in val_specs]
     train, validation = split(stores, val_set_size, seed)
     if val_stores:
-        validation = Joined(val_stores)
+        validation = Concat(val_stores)
     key = cache.digest([s.folder.name for s in stores + val_stores], [s.weight for s in specs], val_set_size, seed)
     counts = sum((s.counts for s in stores), Counts())
     files = {name: digest for store in stores + val_stores for name, digest in store.files.items()}
     return Data(train, [s.weight for s in specs], validation, stores, counts, key, files)
 
 
-def tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
+def tokenize(spec: DatasetSpec, loading: LoadSettings) -> TokenStore:
     """All samples of one data set, from the cache when the same bytes were tokenised alike before.
 
     UserError when a file or a record is wrong (records: unless `skip_bad_lines`), or nothing is left to train.
@@ -100,12 +100,12 @@ def tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
     try:
         return _tokenize(spec, loading)
     except BadLine as error:
-        if loading.purpose != Loading.purpose:  # only `train` can pass over lines
+        if loading.purpose != LoadSettings.purpose:  # only `train` can pass over lines
             raise
         raise BadLine(f"{str(error).rstrip('.')}. --skip-bad-lines passes over such records, and counts them") from None
 
 
-def _tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
+def _tokenize(spec: DatasetSpec, loading: LoadSettings) -> TokenStore:
     declared = None if spec.type is None else check_type(spec.type)
     files = find_files(spec.path)
     kind, first = (declared, None) if declared else _detect_type(files, loading.skip_bad_lines)
@@ -125,7 +125,7 @@ def _tokenize(spec: DatasetSpec, loading: Loading) -> TokenStore:
     return store
 
 
-def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: Loading) -> TokenStore:
+def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: LoadSettings) -> TokenStore:
     """The store of these files (name: digest) from the cache, or made now: also when the one there is damaged."""
     key = _key(list(files.values()), kind, loading)
     folder, keep = _place(key, loading)
@@ -156,7 +156,7 @@ def split(stores: Sequence[Source], val_set_size: float, seed: int) -> tuple[lis
     chosen[np.random.Generator(np.random.Philox(seed)).permutation(total)[:size]] = True
     parts = np.split(chosen, np.cumsum([len(s) for s in stores])[:-1])
     train = [Subset(s, np.flatnonzero(~part)) for s, part in zip(stores, parts, strict=True)]
-    return train, Joined([Subset(s, np.flatnonzero(part)) for s, part in zip(stores, parts, strict=True)])
+    return train, Concat([Subset(s, np.flatnonzero(part)) for s, part in zip(stores, parts, strict=True)])
 
 
 class Subset:
@@ -176,7 +176,7 @@ class Subset:
         return self.source.place(int(self.indices[index]))
 
 
-class Joined:
+class Concat:
     """Several sources one after another."""
 
     def __init__(self, sources: Sequence[Source]):
@@ -223,7 +223,7 @@ def _digests(files: Sequence[Path]) -> dict[str, str]:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
-def _key(digests: Sequence[str], kind: str, loading: Loading) -> str:
+def _key(digests: Sequence[str], kind: str, loading: LoadSettings) -> str:
     template = loading.template
     about_template = template and [template.source, template.special_tokens]
     if template and "strftime_now" in template.source:
@@ -234,7 +234,7 @@ def _key(digests: Sequence[str], kind: str, loading: Loading) -> str:
     return cache.digest(digests, how)
 
 
-def _place(key: str, loading: Loading) -> tuple[Path, object]:
+def _place(key: str, loading: LoadSettings) -> tuple[Path, object]:
     """The folder of a store, whether it is there yet or not, and what removes it again when it is a temporary one."""
     place = loading.cache_dir and loading.cache_dir / "tokens" / key
     if place and (place.is_dir() or not loading.read_only and _writable(loading.cache_dir)):

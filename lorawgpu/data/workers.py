@@ -29,7 +29,7 @@ EVERY = 5.0  # seconds between two lines of progress
 WORKER, PER_TOKEN = 45 << 20, 640  # bytes of one: Python and its libraries; and the tokenizer's, per token it knows
 
 
-def as_many_as_fit(vocabulary: int) -> int:
+def default_workers(vocabulary: int) -> int:
     """Workers for a tokenizer: one a core, unless their memory would not be small."""
     return max(1, min(os.cpu_count() or 1, MEMORY // (WORKER + PER_TOKEN * vocabulary)))
 
