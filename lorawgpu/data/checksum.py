@@ -11,11 +11,11 @@ META = "meta.json"
 BLOCK = 16 << 20
 
 
-class Damaged(Exception):
+class CorruptStore(Exception):
     """A store that is not what was written."""
 
 
-class Sum:
+class Checksum:
     """Size and CRC-32 of bytes that come piece by piece."""
 
     def __init__(self):
@@ -31,35 +31,35 @@ class Sum:
         return [self.bytes, self.crc32]
 
 
-def seal(meta: dict, files: dict[str, Sum]) -> str:
+def dump_meta(meta: dict, files: dict[str, Checksum]) -> str:
     """The text of `meta.json`: what `meta` says, with the sums of the files and of itself."""
     whole = meta | {"files": {name: total.as_list() for name, total in files.items()}}
-    return json.dumps(whole | {"sum": _sum_of(whole)}, ensure_ascii=False, indent=1)
+    return json.dumps(whole | {"sum": _meta_crc(whole)}, ensure_ascii=False, indent=1)
 
 
-def unseal(folder: Path) -> dict:
-    """What `meta.json` says. Damaged, saying which file, when one of the store is missing or another than it was."""
+def load_meta(folder: Path) -> dict:
+    """What `meta.json` says. CorruptStore, saying which file, when one of the store is missing or another than it was."""
     try:
         meta = json.loads((folder / META).read_text("utf-8"))
-        whole = meta.pop("sum") == _sum_of(meta)
+        whole = meta.pop("sum") == _meta_crc(meta)
         files = meta.pop("files").items() if whole else ()
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
-        raise Damaged(META)
+        raise CorruptStore(META)
     for name, expected in files:
-        if _sum_of_file(folder / name, expected[0]) != expected:
-            raise Damaged(name)
+        if _file_checksum(folder / name, expected[0]) != expected:
+            raise CorruptStore(name)
     return meta
 
 
-def _sum_of(meta: dict) -> int:
+def _meta_crc(meta: dict) -> int:
     return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
 
 
-def _sum_of_file(path: Path, size: int) -> list[int] | None:
+def _file_checksum(path: Path, size: int) -> list[int] | None:
     """None where the file is missing or has another size, which is known without reading it."""
-    total = Sum()
+    total = Checksum()
     try:
         if path.stat().st_size != size:
             return None

@@ -17,7 +17,7 @@ import numpy as np
 from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data import token_store as cache
 from lorawgpu.data.batching import Sample, Source
-from lorawgpu.data.checksum import Damaged
+from lorawgpu.data.checksum import CorruptStore
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.find_files import find_files
 from lorawgpu.data.formats import Place, check_type, detect_type
@@ -132,7 +132,7 @@ def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: LoadSet
     if folder.is_dir():
         try:
             return TokenStore(folder, files)
-        except Damaged as file:
+        except CorruptStore as file:
             _log.warning("%s: %s is not what was written: tokenised anew", folder, file)
         if not loading.read_only:
             shutil.rmtree(folder, ignore_errors=True)

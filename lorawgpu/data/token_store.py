@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.data.batching import Sample
-from lorawgpu.data.checksum import META, Sum, seal, unseal
+from lorawgpu.data.checksum import META, Checksum, dump_meta, load_meta
 
 LAYOUT = 1  # raise it when ids, labels or the files change for the same input
 LISTED = 100  # skipped lines kept word by word; all are counted
@@ -59,13 +59,13 @@ class TokenStore:
     """Samples of one data set, in file order, mapped from `folder`. A `Source` for batches.
 
     `files`: the names of its files where they lie now, each with the digest of its content; the store itself is keyed
-    by content alone. Damaged when it is not what was written.
+    by content alone. CorruptStore when it is not what was written.
     """
 
     def __init__(self, folder: Path, files: dict[str, str], keep: object = None):
         self.folder, self.files, self._names = folder, files, list(files)
         self._keep = keep  # a temporary folder lives as long as this does
-        meta = unseal(folder)
+        meta = load_meta(folder)
         self.counts = Counts(**meta["counts"])
         self.skipped: list[str] = meta["skipped"]
         self._ids, self._labels = _map(folder / "ids.i32", np.int32), _map(folder / "labels.i32", np.int32)
@@ -95,7 +95,7 @@ class StoreWriter:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.work = Path(tempfile.mkdtemp(prefix=f".{folder.name[:16]}-", dir=folder.parent))
         self._streams = {n: (self.work / n).open("wb") for n in ("ids.i32", "labels.i32", "ends.i64", "lines.i64")}
-        self._sums = {name: Sum() for name in self._streams}
+        self._sums = {name: Checksum() for name in self._streams}
         self._tokens, self._counts, self._skipped = 0, Counts(), []
 
     def __enter__(self) -> "StoreWriter":
@@ -121,7 +121,7 @@ class StoreWriter:
     def finish(self) -> None:
         """Write the rest and put the folder in its place; a store that another process put there first stays."""
         meta = {"counts": self._counts.as_dict(), "skipped": self._skipped}
-        (self.work / META).write_text(seal(meta, self._sums), "utf-8")
+        (self.work / META).write_text(dump_meta(meta, self._sums), "utf-8")
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())
