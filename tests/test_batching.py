@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lorawgpu.data.batch_order import Batches, BatchSettings, State, pack
 from lorawgpu.data.batching import ALIGN, Sample, bucket, flatten, sequential, token_capacity
-from lorawgpu.data.source_lines import in_words
+from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.errors import UserError
 
 
@@ -210,10 +210,10 @@ def test_packing_efficiency_on_long_tailed_lengths(median, sigma):
 
 
 def test_lines_in_words():
-    assert in_words([("b.jsonl", 4), ("a.jsonl", 10), ("a.jsonl", 9), ("a.jsonl", 10)]) == (
+    assert describe_lines([("b.jsonl", 4), ("a.jsonl", 10), ("a.jsonl", 9), ("a.jsonl", 10)]) == (
         "a.jsonl, lines 9, 10; b.jsonl, line 4"
     )
-    many = in_words([("a.jsonl", n) for n in range(1, 1000)])
+    many = describe_lines([("a.jsonl", n) for n in range(1, 1000)])
     assert many.endswith("lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, and 987 more")
 
 

@@ -92,7 +92,7 @@ def test_the_chat_set_holds_out_whole_modules(chats):
         modules.append({question.split(".")[0] for question in questions})
         answers.append({chat[1]["content"] for chat in messages(part)})
         assert all(answer.startswith("Use ") and " It takes " in answer for answer in answers[-1])
-        assert len(chats[part]) == len(questions) and chats[part].counts.endless == 0
+        assert len(chats[part]) == len(questions) and chats[part].counts.missing_eos == 0
     assert not modules[0] & modules[1] and len(answers[1] - answers[0]) > 90
 
 

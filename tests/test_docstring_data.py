@@ -57,4 +57,4 @@ def test_docstring_data_is_data_that_trains(made):
     template = resolve_template("chatml", None, None, tokenizer.special_tokens)
     settings = EncodeSettings(10_000, "raise", False, ("assistant",))
     store = tokenize(DatasetSpec(str(made / "heldout.jsonl")), LoadSettings(settings, tokenizer, template, workers=1))
-    assert store.counts.samples > 50 and store.counts.endless == 0
+    assert store.counts.samples > 50 and store.counts.missing_eos == 0

@@ -63,7 +63,7 @@ def run(argv: list[str]) -> None:
         note_other_base(args.adapter, checkpoint.name)
     config = config_of(args, checkpoint)
     data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")
-    if data.counts.truncated or data.counts.dropped or data.counts.shared:
+    if data.counts.truncated or data.counts.dropped or data.counts.boundary_tokens:
         print(summary(data.counts), file=sys.stderr)
     source = Concat(data.train)
     longest, tokens = int(source.lengths.max()), int(source.lengths.sum())
