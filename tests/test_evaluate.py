@@ -115,6 +115,6 @@ def test_a_length_that_leaves_nothing_or_is_too_large(tmp_path, capsys):
     data = write_data(tmp_path / "d.jsonl", samples=4)  # the first two tokens of each carry no loss
     argv = ["--model", str(MODEL), "--data", str(data), "--sequence-len"]
     assert command.main([*argv, "2"]) == 2
-    assert "nothing to evaluate: 4 samples without a loss in the 2 tokens that" in capsys.readouterr().err
+    assert "nothing to evaluate: 4 samples without a target token in their first 2 tokens" in capsys.readouterr().err
     assert command.main([*argv, "99999999999"]) == 2
     assert "--sequence-len 99999999999: wanted at least 2 tokens and at most 2147483647" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 from lorawgpu.data.compressed import COMPRESSED
 from lorawgpu.data.read_files import SUFFIXES, data_suffix
 from lorawgpu.errors import UserError
-from lorawgpu.files.hub import why_not
+from lorawgpu.files.hub import explain_failure
 
 BUILTIN = "builtin:"
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -70,7 +70,7 @@ def _from_hub(name: str) -> list[Path]:
         names = [n for n in names if "train" in n.lower()] or names
         files = [Path(huggingface_hub.hf_hub_download(name, n, repo_type="dataset")) for n in names]
     except Exception as error:  # the client has dozens of error types: no network, no such name, no permission
-        raise UserError(f"data set {name}: no such file or folder here, and {why_not(error)}") from None
+        raise UserError(f"data set {name}: no such file or folder here, and {explain_failure(error)}") from None
     if not files:
         raise UserError(f"data set {name}: the hub repository has no files ending in {', '.join(SUFFIXES)}")
     return files

@@ -88,7 +88,7 @@ def check_type(name: str) -> str:
     name = ALIASES.get(name, name)
     if name not in FORMATS:
         meant = nearest(name, [*FORMATS, *ALIASES])
-        hint = f"; did you mean {meant!r}?" if meant else ""
+        hint = f"; the nearest one is {meant!r}" if meant else ""
         raise UserError(f"unknown data set type `{name}`; wanted one of {', '.join(FORMATS)}{hint}")
     return name
 

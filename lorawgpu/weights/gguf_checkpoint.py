@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face names and row order, blocks dequantised to float32."""
+"""A GGUF file as a checkpoint: Hugging Face names and row order, blocks dequantized to float32."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,7 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def quantized(self) -> bool:
-        """Whether any tensor is stored in blocks, which `dense` decodes to float32."""
+        """Whether any tensor is stored in quantized blocks."""
         return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
 
     def dense(self, name: str) -> Dense:
@@ -58,14 +58,14 @@ class GgufCheckpoint(Checkpoint):
         return DENSE_TYPES.get(self._file.tensors[self._gguf_names[name]].type, "f32")
 
     def ternary(self, name: str) -> Ternary:
-        raise UserError(f"{self.path}: {name} is not ternary; GGUF models are read as dense ones.")
+        raise UserError(f"{self.path}: {name} is not ternary; GGUF models are always dense here.")
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_gguf(self._file)
 
 
 def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor of arch `llama`; an unknown one keeps a name that no model has."""
+    """The Hugging Face name of a GGUF tensor of arch `llama`; for an unknown one, a name that no model has."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", name):
         layer, part, kind = match.groups()
         return f"model.layers.{layer}.{LAYER_NAMES.get(part, part)}.{kind}"
@@ -73,6 +73,6 @@ def hf_name(name: str) -> str:
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of q or k `[heads*HD, in]` from llama.cpp's interleaved RoPE order back to the half-split order."""
+    """Reorder the rows of q or k `[heads*HD, in]` from llama.cpp's interleaved RoPE to the half-split one."""
     out, width = weight.shape
     return weight.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)

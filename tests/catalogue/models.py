@@ -159,7 +159,7 @@ HF = {
     "index of a file that is not there": (partial(index, weights={"weight_map": {NORM: "two.safetensors"}}),
                                           "two.safetensors: no such file"),
     "a file that is no model": (lambda t: evaluate(t, __file__), "wanted a model folder or a .gguf file"),
-    "a built-in that is not there": (lambda t: evaluate(t, "builtin:gpt5"), "there is no built-in model of this name"),
+    "a built-in that is not there": (lambda t: evaluate(t, "builtin:gpt5"), "no built-in model has that name"),
 }  # fmt: skip
 
 
@@ -280,18 +280,18 @@ TOKENIZER = {
     "special token of a number": (partial(tokenizer, bos_token=7), "bos_token is 7; wanted text"),
     "special token of nobody": (partial(tokenizer, bos_token="<begin>"), "bos_token '<begin>' is not in the vocabular"),
     "added end of nobody": (partial(tokenizer, eos_token="<end>", add_eos_token=True), "'<end>' is not in the vocabul"),
-    "no end token": (partial(tokenizer, eos_token=None), "names no EOS token, so a text cannot be ended"),
+    "no end token": (partial(tokenizer, eos_token=None), "no EOS token, so a document cannot be ended"),
     "half a surrogate": (partial(tokenizer, data='{"text": "\\ud800"}\n'), "it holds half of a surrogate pair"),
     "template of a number": (partial(tokenizer, chat_template=7), "chat_template is 7; wanted text"),
     "template that is no text": (chat(template=b"\xff"), "chat_template.jinja: not UTF-8"),
     "template too long": (chat(template=b"a" * 100_000), "the chat template has 100,000 characters"),
-    "template that is none": (chat(template=b"{% for"), "the chat template is not valid jinja2: line 1"),
+    "template that is none": (chat(template=b"{% for"), "the chat template is not valid Jinja: line 1"),
     "template too deep": (chat(template=b"{{ " + b"(" * 5000), "the chat template cannot be compiled"),
     "template that refuses": (chat(template=b"{{ raise_exception('no users here') }}"), "line 1: the chat template re"),
     "template without end": (chat(template=b"{% for a in range(9999) %}" * 2 + b"{% endfor %}" * 2),
-                             "it does more work than a conversation can need"),
-    "template that hides a turn": (chat(template=b"{{ messages[0].content }}"), "does not show messages[1] (assist"),
-    "no template": (chat(), "the data are conversations and the model has no chat template"),
+                             "it does more work than any conversation needs"),
+    "template that hides a turn": (chat(template=b"{{ messages[0].content }}"), "hides messages[1] (assist"),
+    "no template": (chat(), "the data is conversations, but the model has no chat template"),
 }  # fmt: skip
 
 
