@@ -38,8 +38,8 @@ CASES = {
     "unknown key": (lambda t: {"lora_rank": 4}, "lora_rank: unknown key; the nearest one is 'lora_r'"),
     "negative rank": (lambda t: {"lora_r": -4}, "lora_r: got -4"),
     "word for a number": (lambda t: {"learning_rate": "fast"}, "learning_rate: got 'fast'"),
-    "target of no linear": (lambda t: {"lora_target_modules": ["c_attn"]}, "no module is called 'c_attn'"),
-    "target in no layer": (lambda t: {"lora_target_modules": ["layers.7.self_attn.q_proj"]}, "matches no linear"),
+    "unknown target": (lambda t: {"lora_target_modules": ["c_attn"]}, "unknown module 'c_attn'"),
+    "target in no layer": (lambda t: {"lora_target_modules": ["layers.7.self_attn.q_proj"]}, "matches no linear layer"),
     "missing model": (lambda t: {"base_model": str(t / "none")}, "none' does not exist"),
     "no base_model": (lambda t: {"base_model": None}, "base_model: missing"),
     "missing data": (lambda t: {"datasets": [{"path": str(t / "none.jsonl")}]}, "none.jsonl' does not exist"),
@@ -96,9 +96,9 @@ def test_bad_input(tmp_path, capsys, monkeypatch, name):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("base_model: [a\n", "not YAML"),
-        ("", "holds nothing; wanted `key: value` lines"),
-        ("- a\n- b\n", "holds a list"),
+        ("base_model: [a\n", "not valid YAML"),
+        ("", "contains nothing; wanted `key: value` lines"),
+        ("- a\n- b\n", "contains a list"),
         ("lora_r: 4\nlora_r: 8\n", "lora_r: set twice"),
     ],
 )

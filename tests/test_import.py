@@ -197,7 +197,7 @@ def test_adapters_that_peft_makes(tmp_path, device, kernels, kind, dtype):
     [
         ({"use_dora": True}, "use_dora: DoRA adapters are not supported"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not supported"),
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens.* is no LoRA tensor of a linear"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens.* is not a LoRA tensor of a linear layer"),
         ({"trainable_token_indices": [3, 4]}, "trainable_token_indices"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
         ({"lora_bias": True}, "lora_bias"),

@@ -100,7 +100,7 @@ def test_scale_multiplies_or_divides(tmp_path):
     assert open_checkpoint(divide).ternary(DOWN).scale == np.float32(1) / np.float32(stored)
 
 
-def test_master_weights_are_quantised_by_their_mean():
+def test_master_weights_are_quantized_by_their_mean():
     checkpoint = open_checkpoint(GOLDEN / "bitnet_master")
     master = checkpoint.dense(DOWN).float32()
     ternary = checkpoint.ternary(DOWN)
@@ -196,7 +196,7 @@ def test_wrong_shapes_and_stores_are_named(tmp_path):
         (f"{DOWN}_scale", ("F32", np.array([np.nan], np.float32)), "weight_scale is"),
         (f"{DOWN}_scale", ("F32", np.array([0], np.float32)), "weight_scale is"),
         (f"{DOWN}_scale", ("F32", np.ones(32, np.float32)), "weight_scale is"),
-        (DOWN, ("U8", np.full((8, 64), 0b11, np.uint8)), "not ternary"),
+        (DOWN, ("U8", np.full((8, 64), 0b11, np.uint8)), "non-ternary"),
     ],
 )
 def test_impossible_ternary_values(tmp_path, name, value, named):
@@ -209,11 +209,11 @@ def test_impossible_ternary_values(tmp_path, name, value, named):
 def test_master_weights_with_nan_are_named(tmp_path):
     folder = copy_case("bitnet_master", tmp_path)
     rewrite(folder, lambda tensors: tensors[DOWN][1].__setitem__((0, 0), 0x7FC0))
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="non-finite"):
         open_checkpoint(folder).ternary(DOWN)
 
 
-def test_end_tokens_of_the_generation_config_count(tmp_path):
+def test_eos_tokens_of_the_generation_config_are_added(tmp_path):
     folder = copy_case("llama_dense", tmp_path)
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
     assert open_checkpoint(folder).config.eos_token_ids == (2, 7)
@@ -233,12 +233,12 @@ def test_what_is_not_a_model(tmp_path):
     assert "not valid JSON" in refusal(folder)
     shutil.copyfile(GOLDEN / "llama_dense" / "config.json", folder / "config.json")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "never read" in refusal(folder)
+    assert "pickled weights (.bin, .pt) are not supported" in refusal(folder)
 
 
 MEMORY_CHILD = """
 import resource, sys
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.weights.loader import open_checkpoint
 checkpoint = open_checkpoint(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for name in checkpoint.keys():
@@ -259,7 +259,7 @@ def test_reading_takes_the_memory_of_one_tensor(tmp_path):
     save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
     total = (tmp_path / "model.safetensors").stat().st_size
     largest = 8 << 20
-    assert total > 7 * largest  # or the bound below proves nothing
+    assert total > 7 * largest  # else the bound below proves nothing
     child = subprocess.run([sys.executable, "-c", MEMORY_CHILD, tmp_path], capture_output=True, text=True, check=True)
     assert int(child.stdout) * 1024 < 3 * largest
 

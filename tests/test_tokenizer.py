@@ -235,7 +235,7 @@ def test_special_token_spellings(tmp_path):
         ({"tokens": None}, "tokenizer.ggml.tokens"),
         ({"merges": None}, "tokenizer.ggml.merges"),
         ({"merges": ["ab"]}, "merge 'ab'"),
-        ({"merges": ["no such"]}, "not a tokenizer"),
+        ({"merges": ["no such"]}, "not a valid tokenizer"),
         ({"token_type": [1]}, "token_type"),
         ({"bos_token_id": 10**6}, "bos_token_id"),
         ({"add_bos_token": 1}, "add_bos_token"),
