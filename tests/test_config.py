@@ -1,4 +1,4 @@
-"""The config file: what is read, and that every mistake is one message that names key, line and remedy."""
+"""The config file: how it is read, and that every mistake gives one message with key, line and remedy."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from lorawgpu.errors import UserError
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """write(text, *overrides) loads a config with `text` below the two required keys."""
+    """write(text, *overrides) loads a config with `text` after the two required keys."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "chats.jsonl").write_text("{}\n")
@@ -105,7 +105,7 @@ def test_dump_reads_back_equal(write, tmp_path, monkeypatch):
     assert yaml.safe_load(dump.read_text()).keys() == TrainConfig.model_fields.keys()
 
 
-def test_dump_leaves_to_the_adapter_what_the_user_left_to_it(write, tmp_path):
+def test_dump_omits_what_the_adapter_determines(write, tmp_path):
     (tmp_path / "start").mkdir()
     dumped = yaml.safe_load(write("adapter: start\nlora_r: 4\n").dump_yaml())
     assert dumped["lora_r"] == 4 and "lora_alpha" not in dumped and dumped["adapter"] == str(tmp_path / "start")
@@ -195,7 +195,7 @@ def test_bad_values(write, text, words):
         ("[" * 5000, "not valid YAML"),
         ("seed: 1\n", "2 problems\n  base_model: missing"),
         ("base_model: model\ndatasets: []\n", "datasets: got []; wanted at least one"),
-        ("a: 1\n---\nb: 2\n", "run.yaml, line 2, column 1: a second YAML document starts here; wanted one"),
+        ("a: 1\n---\nb: 2\n", "run.yaml, line 2, column 1: a second YAML document starts here"),
         ("base_model: ''\ndatasets: [{path: chats.jsonl}]\n", "base_model: got ''"),
         ("base_model: gone.gguf\ndatasets: [{path: chats.jsonl}]\n", "'gone.gguf' does not exist in"),
         ("base_model: /gone\ndatasets: [{path: chats.jsonl}]\n", "'/gone' does not exist; a hub name is owner/name"),
@@ -210,7 +210,7 @@ def test_bad_files(write, content, words):
     assert words in str(error.value) and "run.yaml" in str(error.value)
 
 
-def test_a_small_bomb_of_aliases_is_answered_in_a_short_message(write):
+def test_billion_laughs_give_a_short_message(write):
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     with pytest.raises(UserError) as error:

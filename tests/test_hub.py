@@ -1,4 +1,4 @@
-"""Hub names, against a server on this machine that speaks the part of the hub's protocol we need."""
+"""Hub names, against a local server that speaks the part of the hub's protocol that we need."""
 
 import hashlib
 import json

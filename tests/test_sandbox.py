@@ -85,13 +85,13 @@ EMPTY = [
 
 
 @pytest.mark.parametrize("source", HIDDEN)
-def test_what_is_python_s_own_is_out_of_reach(source):
+def test_python_internals_are_out_of_reach(source):
     with pytest.raises(TemplateFailed):
         ChatTemplate(source, {}).render(TURNS)
 
 
 @pytest.mark.parametrize("source", EMPTY)
-def test_private_attributes_are_not_there(source):
+def test_private_attributes_are_undefined(source):
     assert ChatTemplate(source, {}).render(TURNS) == ""
 
 
@@ -108,13 +108,13 @@ UNCOMPILED = {
 
 
 @pytest.mark.parametrize("name", UNCOMPILED)
-def test_what_cannot_be_compiled_is_one_message(name):
+def test_a_template_that_cannot_be_compiled_is_one_message(name):
     with pytest.raises(UserError, match="the chat template") as caught:
         ChatTemplate(UNCOMPILED[name], {})
     assert len(str(caught.value)) < 700
 
 
-def test_a_template_s_own_words_are_cut():
+def test_a_templates_own_message_is_shortened():
     with pytest.raises(TemplateFailed) as caught:
         ChatTemplate("{{ raise_exception('no ' * 9999) }}", {}).render(TURNS)
     assert 500 < len(str(caught.value)) < 700
@@ -162,7 +162,7 @@ def test_long_conversations_have_long_budgets():
         assert len(ChatTemplate(source, {"bos_token": "", "eos_token": ""}).render(turns)) > 1_000_000
 
 
-def test_a_budget_is_the_thread_s_and_nests():
+def test_budgets_are_per_thread_and_nest():
     with Budget("x"):
         charge(1000)
         with Budget() as _, pytest.raises(OverBudget):

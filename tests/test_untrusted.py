@@ -1,4 +1,4 @@
-"""What the hostile files of tests/hostile found, each once and small: quick tests of the limits that now hold."""
+"""The limits that the generated files of tests/hostile led to, each tested once with a small file."""
 
 import gzip
 import io
@@ -87,10 +87,10 @@ def config_error(tmp_path, text) -> str:
     return str(caught.value)
 
 
-def test_a_config_of_many_mistakes_is_a_short_message_soon(tmp_path):
+def test_a_config_with_thousands_of_mistakes_gives_a_short_message_soon(tmp_path):
     began = time.perf_counter()
     message = config_error(tmp_path, "".join(f"key{i}: 1\n" for i in range(5000)))
-    assert time.perf_counter() - began < 20  # looking for 5000 nearest keys takes a minute
+    assert time.perf_counter() - began < 20  # finding the nearest key 5000 times takes a minute
     assert "5002 problems" in message and "and 4992 more" in message and len(message) < 2000
 
 
@@ -135,7 +135,7 @@ def npy(shape, data=b"", descr="<f4") -> bytes:
         (b"\x93NUMPY\x09\x00", "version"),
     ],
 )
-def test_arrays_of_a_golden_case_that_lie(tmp_path, array, words):
+def test_bad_arrays_of_a_golden_case(tmp_path, array, words):
     folder = shutil.copytree(GOLDEN / "bitnet_q_only", tmp_path / "case")
     with zipfile.ZipFile(folder / "expected.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("loss.npy", array)
@@ -177,7 +177,7 @@ def test_a_decompression_bomb(tmp_path, bombs, name):
             pass
 
 
-def test_a_line_beyond_any_text_is_one_bad_record(tmp_path):
+def test_a_line_that_is_too_long_is_one_bad_record(tmp_path):
     path = tmp_path / "d.jsonl"
     good = b'{"text": "a"}\n'
     path.write_bytes(good + b'{"text": "' + b"a" * (2 * MAX_RECORD) + b'"}\n' + good)
@@ -188,6 +188,6 @@ def test_a_line_beyond_any_text_is_one_bad_record(tmp_path):
         parse("d.jsonl", *records[1])
 
 
-def test_a_deep_line_of_metrics_is_passed_over(tmp_path):
+def test_a_deeply_nested_line_of_metrics_is_skipped(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + "[" * 200_000 + '\n{"step": 2}\n')
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]

@@ -1,4 +1,4 @@
-"""Adapters, and golden cases with them."""
+"""Mistakes in adapters and golden cases."""
 
 import json
 from functools import partial

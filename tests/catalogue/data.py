@@ -78,7 +78,7 @@ FILES = {
     "a CSV column twice": (partial(data, content="text,text\nx,y\n", name="d.csv"), "two columns are named 'text'"),
     "a CSV with semicolons": (partial(data, content="text;b\nx;y\n", name="d.csv"), "separated by ';' ('text;b')"),
     "a CSV row too short": (partial(data, content="text,b\nx\n", name="d.csv"), "line 2: 1 cells"),
-    "an array without its end": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "expected ',' or "),
+    "an unfinished array": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "expected ',' or "),
     "an array that is not JSON": (partial(data, content="[{a}]", name="d.json"), "d.json, line 1: not valid JSON"),
     "an array that is not UTF-8": (partial(data, content=b"[\n\xff]", name="d.json"), "line 2: not valid UTF-8"),
     "a line that is not UTF-8": (partial(data, content=b'{"text": "\xff"}'), "line 1: not valid UTF-8 (byte 0xff"),
