@@ -1,9 +1,9 @@
 """How fast data become tokens, beside the `tokenizers` library alone, and what packing brings.
 
-    python scripts/bench_data.py tokenise --model MODEL --data FILE.jsonl [--megabytes 40] [--workers N] [--pairs 3]
+    python scripts/bench_data.py tokenize --model MODEL --data FILE.jsonl [--megabytes 40] [--workers N] [--pairs 3]
     python scripts/bench_data.py pack [--config configs/tiny.yaml] [--device cpu] [--pairs 5]
 
-`tokenise`: conversations of the file's first megabytes, with template, mask and files, by our worker processes; and the
+`tokenize`: conversations of the file's first megabytes, with template, mask and files, by our worker processes; and the
 rendered texts, in memory already, by `encode_batch` in as many threads. Both in bytes of the file, one after the other,
 pair by pair, since a machine is seldom quiet. `pack`: real tokens a second of training with `sample_packing` and
 without, in turns; both see the same kinds of samples.
@@ -26,7 +26,7 @@ def bench_tokenising(args: argparse.Namespace) -> None:
     import tokenizers
 
     from lorawgpu.chat.template import resolve_template
-    from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
+    from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
     from lorawgpu.data.encode import EncodeSettings
     from lorawgpu.weights.loader import open_checkpoint
 
@@ -42,10 +42,12 @@ def bench_tokenising(args: argparse.Namespace) -> None:
         settings = EncodeSettings(SEQUENCE, "truncate", False, ("assistant",))
         ratios = []
         for pair in range(args.pairs):
-            loading = Loading(settings, tokenizer, template, cache_dir=Path(folder) / str(pair), workers=args.workers)
-            ours, store = timed(lambda loading=loading: tokenise(DatasetSpec(str(part)), loading))
+            loading = LoadSettings(
+                settings, tokenizer, template, cache_dir=Path(folder) / str(pair), workers=args.workers
+            )
+            ours, store = timed(lambda loading=loading: tokenize(DatasetSpec(str(part)), loading))
             theirs, _ = timed(lambda: encode_all(alone, texts))
-            again, _ = timed(lambda loading=loading: tokenise(DatasetSpec(str(part)), loading))
+            again, _ = timed(lambda loading=loading: tokenize(DatasetSpec(str(part)), loading))
             ratios.append(theirs / ours)
             print(
                 f"{size / 1e6:.1f} MB, {len(store):,} chats, {args.workers} workers: {size / ours / 1e6:.2f} MB/s, "
@@ -130,7 +132,7 @@ def timed(call):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    words = commands.add_parser("tokenise")
+    words = commands.add_parser("tokenize")
     words.add_argument("--model", required=True)
     words.add_argument("--data", required=True, help="JSONL with `messages`")
     words.add_argument("--chat-template", help="a built-in, when not the model's own")

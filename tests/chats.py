@@ -1,4 +1,4 @@
-"""Conversations of the tiny tokenizer: encoded, and what of them is trained."""
+"""Conversations encoded with the tiny tokenizer, and the text of their target tokens."""
 
 import json
 from datetime import datetime
@@ -24,7 +24,7 @@ def encode(template, messages, tools=None, **options):
 
 
 def runs(sample):
-    """The text of each unbroken run of trained tokens."""
+    """The text of each unbroken run of target tokens."""
     tokenizer, out, at = tiny_tokenizer(), [], None
     for i, label in enumerate(sample.labels.tolist()):
         if label == IGNORE:

@@ -12,7 +12,7 @@ from tiny_run import MODEL, losses, write_config, write_data
 
 from lorawgpu.data.batch_order import Window
 from lorawgpu.data.batching import MicroBatch
-from lorawgpu.data.source_lines import in_words
+from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.errors import CheckFailed
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.trainer import Trainer
@@ -70,7 +70,7 @@ def lines_of(window: Window, sets: list[dict]) -> str:
         starts = np.flatnonzero(b.position[: b.tokens] == 0)[1:]
         fed |= {tuple(ids.tolist()) for ids in np.split(b.ids[: b.tokens], starts)}
     records = [(s["path"], n, json.loads(r)) for s in sets for n, r in enumerate(Path(s["path"]).open(), 1)]
-    return in_words((path, number) for path, number, record in records if tuple(record["input_ids"]) in fed)
+    return describe_lines((path, number) for path, number, record in records if tuple(record["input_ids"]) in fed)
 
 
 @pytest.mark.parametrize("packing", [False, True])

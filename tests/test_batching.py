@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lorawgpu.data.batch_order import Batches, BatchSettings, State, pack
 from lorawgpu.data.batching import ALIGN, Sample, bucket, flatten, sequential, token_capacity
-from lorawgpu.data.source_lines import in_words
+from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.errors import UserError
 
 
@@ -18,7 +18,7 @@ def sample(ids, labels=None):
 
 
 class ListSource:
-    """Samples whose every token is its own index in the corpus, so that nothing can be lost unseen."""
+    """Samples whose tokens are their own indices in the corpus, so that no loss goes unnoticed."""
 
     def __init__(self, lengths, start=1):
         self.lengths = np.array(lengths, np.int64)
@@ -62,7 +62,7 @@ def test_flatten_writes_the_step_data_by_hand():
     assert batch.target_rows.dtype == batch.target_ids.dtype == np.int32
 
 
-def test_the_first_label_of_a_sequence_is_no_target_of_the_sequence_before_it():
+def test_the_first_label_of_a_sequence_is_not_a_target_of_the_previous_one():
     batch = flatten([sample([1, 2]), sample([3, 4])], 4)
     assert dict(zip(batch.target_rows.tolist(), batch.target_ids.tolist(), strict=True)) == {0: 2, 2: 4}
 
@@ -94,7 +94,7 @@ def test_token_capacity_is_what_kernels_work_in():
 
 
 @given(st.lists(st.integers(1, 64), max_size=80), st.integers(64, 200))
-def test_packing_loses_and_doubles_nothing(lengths, capacity):
+def test_packing_neither_loses_nor_repeats_samples(lengths, capacity):
     bins = pack(np.array(lengths, np.int64), capacity)
     assert sorted(i for members in bins for i in members.tolist()) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in members) <= capacity for members in bins)
@@ -160,7 +160,7 @@ def test_resume_inside_a_packing_window_of_many():
     assert sorted(tokens_of(windows).tolist()) == list(range(1, 1 + lengths.sum()))
 
 
-def test_a_state_of_other_data_is_refused():
+def test_a_state_of_other_data_is_rejected():
     state = next(batches([5] * 200).windows()).state
     with pytest.raises(UserError, match="does not belong to these data"):
         next(batches([50] * 200).windows(state))
@@ -187,7 +187,7 @@ def test_weights_say_how_often_an_epoch_sees_a_sample():
     assert sorted(np.concatenate(halves).tolist()) == list(range(20, 30))  # both halves, none twice
 
 
-def test_a_weight_of_zero_is_refused():
+def test_a_weight_of_zero_is_rejected():
     with pytest.raises(UserError, match="wanted 0.001 to 1000"):
         batches([1], weights=[0.0])
 
@@ -199,7 +199,7 @@ def test_no_samples_is_an_error():
 
 @pytest.mark.parametrize(("median", "sigma"), [(60, 0.5), (200, 0.8), (400, 1.0), (900, 0.6)])
 def test_packing_efficiency_on_long_tailed_lengths(median, sigma):
-    """Chat data is log-normal; 97% is what the issue asks of every such distribution."""
+    """The lengths of chat data are log-normal; packing must fill 97% for each of these distributions."""
     lengths = np.clip(np.random.default_rng(1).lognormal(np.log(median), sigma, 8000), 1, 2048).astype(int)
     data = batches(lengths, capacity=2048, accumulation=1)
     windows = one_epoch(data.windows())
@@ -209,11 +209,11 @@ def test_packing_efficiency_on_long_tailed_lengths(median, sigma):
     assert used / rows > 0.97
 
 
-def test_lines_in_words():
-    assert in_words([("b.jsonl", 4), ("a.jsonl", 10), ("a.jsonl", 9), ("a.jsonl", 10)]) == (
+def test_describe_lines():
+    assert describe_lines([("b.jsonl", 4), ("a.jsonl", 10), ("a.jsonl", 9), ("a.jsonl", 10)]) == (
         "a.jsonl, lines 9, 10; b.jsonl, line 4"
     )
-    many = in_words([("a.jsonl", n) for n in range(1, 1000)])
+    many = describe_lines([("a.jsonl", n) for n in range(1, 1000)])
     assert many.endswith("lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, and 987 more")
 
 

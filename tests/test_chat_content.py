@@ -1,4 +1,4 @@
-"""Turns that hold more than a text: thoughts, tool calls, parts."""
+"""Turns with more than plain text: reasoning, tool calls, content parts."""
 
 from chats import encode, runs, turns
 from tiny_tokenizer import tiny_tokenizer
@@ -19,7 +19,7 @@ THINKING = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-def test_thoughts_that_the_template_shows_in_the_last_turn_alone():
+def test_reasoning_that_the_template_shows_only_in_the_last_turn():
     messages = turns("Hi", "<think>\nhm\n</think>\n\nYes", "And", "<think>\nso\n</think>\n\n42.")
     assert runs(encode(THINKING, messages)) == ["Yes<|im_end|>", "<think>\nso\n</think>\n\n42.<|im_end|>"]
 
@@ -30,7 +30,7 @@ def test_reasoning_given_in_a_key_of_its_own():
     assert runs(encode(THINKING, messages)) == ["<think>\nhm\n</think>\n\nYes<|im_end|>"]
 
 
-def test_tool_calls_are_the_assistants_own_words():
+def test_tool_calls_are_trained():
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     messages = [
         {"role": "user", "content": "1+1"},
@@ -43,8 +43,8 @@ def test_tool_calls_are_the_assistants_own_words():
     assert found[1].endswith("It is 2<|im_end|>") and len(found) == 2
 
 
-def test_a_template_that_insists_on_a_tool_call_before_its_answer():
-    """Mistral's: roles alternate, tool calls have no header, and nothing but a call may precede a tool's answer."""
+def test_a_template_that_requires_a_tool_call_before_its_answer():
+    """As Mistral's: roles alternate, tool calls have no header, and only a call may precede a tool's answer."""
     template = """\
 {%- for m in messages %}
 {%- if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}

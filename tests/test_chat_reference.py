@@ -1,4 +1,4 @@
-"""Token ids and labels of conversations, as transformers makes them from the same template."""
+"""Token ids and labels of conversations against transformers with the same template."""
 
 import json
 
@@ -16,7 +16,7 @@ from lorawgpu.data.encode import Encoder, EncodeSettings
 @pytest.mark.reference
 @pytest.mark.parametrize("name", [*sorted(BUILT_IN), "own"])
 def test_ids_and_labels_equal_transformers(name):
-    """300 random conversations with a real tokenizer; labels against generation markers put around the same text."""
+    """300 random conversations with a real tokenizer; labels against generation markers around the same text."""
     transformers = pytest.importorskip("transformers")
     ours = smollm2()
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=ours._backend, **ours.special_tokens)
@@ -51,14 +51,14 @@ def test_ids_and_labels_equal_transformers(name):
 
 
 def fenced(answer: str) -> str:
-    """A turn's `answer`, inside generation markers when an assistant gives it."""
+    """A turn's `answer`, inside generation markers if the assistant gives it."""
     marked = "{%- generation %}{{- X }}{%- endgeneration %}"
     either = "{%- if message['role'] == 'assistant' %}" + marked + "{%- else %}{{- X }}{%- endif %}"
     return either.replace("X", answer)
 
 
-# What an edit of each template fences: the answer with its end mark, and the blank of a header before it: where that is
-# a token of its own, it is the model that must write it.
+# Each template is edited to put markers around the answer and its end of turn, and around the space of the header
+# before it: if that is a token of its own, the model has to write it.
 FENCES = {
     "chatml": ("{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n",
                "{{ message['role'] + '\\n' }}" + fenced("message['content'] + '<|im_end|>'") + "{{- '\\n' }}"),

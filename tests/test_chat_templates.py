@@ -1,4 +1,4 @@
-"""Chat templates: which one is taken, what they may do, and what they refuse."""
+"""Chat templates: which one is used, what they may do, and what they reject."""
 
 import pickle
 from datetime import datetime
@@ -12,7 +12,7 @@ from lorawgpu.data.read_files import BadLine
 from lorawgpu.errors import UserError
 
 
-def test_bitnets_own_form():
+def test_bitnets_template():
     template = resolve_template("bitnet", None, None, {"bos_token": "<s>"})
     text = template.render(turns("Hi ", "Yes"), add_generation_prompt=True)
     assert text == "<s>User: Hi<|eot_id|>Assistant: Yes<|eot_id|>Assistant: "
@@ -20,14 +20,12 @@ def test_bitnets_own_form():
 
 def test_a_turn_that_the_template_hides_is_an_error():
     template = "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }}</s>{% endif %}{% endfor %}"
-    with pytest.raises(BadLine, match=r"line 7: the chat template does not show messages\[1\] \(assistant\)"):
+    with pytest.raises(BadLine, match=r"line 7: the chat template hides messages\[1\] \(assistant\)"):
         encode(template, turns("Hi", "Yes", "And", "42."))
 
 
-def test_a_template_that_refuses_names_the_line_and_its_reason():
-    with pytest.raises(
-        BadLine, match="line 7: the chat template refuses the conversation: the mistral template has no role tool"
-    ):
+def test_a_template_that_raises_names_the_line_and_its_reason():
+    with pytest.raises(BadLine, match="line 7: the chat template .*: the mistral template has no role tool"):
         encode("mistral", [*turns("Hi", "Yes"), {"role": "tool", "content": "2"}])
 
 
@@ -62,13 +60,13 @@ def test_a_template_is_resolved_by_name_by_file_by_text_or_is_the_models_own(tmp
     assert resolve_template(None, None, "own", tokens).render([]) == "own"
     assert resolve_template("chatml", None, "own", tokens).source == BUILT_IN["chatml"]
     assert resolve_template(None, None, None, tokens) is None
-    with pytest.raises(UserError, match="`chatmi` is unknown; wanted one of chatml"):
+    with pytest.raises(UserError, match="`chatmi`; wanted one of chatml"):
         resolve_template("chatmi", None, None, tokens)
     with pytest.raises(UserError, match="not both"):
         resolve_template("chatml", "x{{ y }}", None, tokens)
-    with pytest.raises(UserError, match="neither a template, nor a file"):
+    with pytest.raises(UserError, match="not a readable file"):
         resolve_template(None, str(tmp_path / "none.jinja"), None, tokens)
-    with pytest.raises(UserError, match="not valid jinja2: line 2"):
+    with pytest.raises(UserError, match="not valid Jinja: line 2"):
         resolve_template(None, "a\n{% for %}", None, tokens)
 
 

@@ -1,4 +1,4 @@
-"""Data files of every kind and compression to records that know their line; what cannot be read is named."""
+"""Data files of every format and compression, read into records with line numbers; errors name the file and line."""
 
 import gzip
 import json
@@ -52,7 +52,7 @@ def test_a_bad_line_is_named_with_an_excerpt(tmp_path, line, message):
     assert len(str(error.value)) < 300
 
 
-def test_json_array_says_where_each_element_begins(tmp_path):
+def test_elements_of_a_json_array_know_their_line(tmp_path):
     path = write(tmp_path, "a.json", '\ufeff[\n {"text": "a"},\n\n {"text":\n "b"}, {"text": "c"}\n]\n')
     assert records(path) == [(2, {"text": "a"}), (4, {"text": "b"}), (5, {"text": "c"})]
     assert records(write(tmp_path, "empty.json", " [ ] ")) == []
@@ -80,25 +80,25 @@ def test_csv_with_quoted_lines_and_lists_in_cells(tmp_path):
     assert records(write(tmp_path, "m.csv", f'messages\n"{cell}"\n')) == [(2, CHAT)]
 
 
-def test_a_csv_row_of_another_width_is_named(tmp_path):
+def test_a_csv_row_of_the_wrong_width_is_named(tmp_path):
     path = write(tmp_path, "a.csv", "prompt,completion\na,b\na,b,c\nd,e\n")
     (_, _), (line, bad), (_, last) = read(path)
-    assert line == 3 and "line 3: 3 cells under a header of 2: a,b,c" in str(bad)
+    assert line == 3 and "line 3: 3 cells" in str(bad) and "a,b,c" in str(bad)
     assert last == {"prompt": "d", "completion": "e"}
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_a_csv_of_another_separator_is_refused(tmp_path, mark):
+def test_a_csv_with_another_separator_is_rejected(tmp_path, mark):
     path = write(tmp_path, "a.csv", f"prompt{mark}completion\na{mark}b\n")
-    with pytest.raises(UserError, match="a.csv, line 1: one column, .* save it with commas"):
+    with pytest.raises(UserError, match="a.csv, line 1: .* save it with commas"):
         records(path)
 
 
-def test_a_csv_header_that_names_a_column_twice_is_refused(tmp_path):
+def test_a_csv_header_with_a_duplicate_column_is_rejected(tmp_path):
     path = write(tmp_path, "a.csv", "text,b,text\na,b,c\n")
-    with pytest.raises(UserError, match="a.csv, line 1: two columns are called 'text'"):
+    with pytest.raises(UserError, match="a.csv, line 1: two columns .* 'text'"):
         records(path)
-    assert records(write(tmp_path, "b.csv", "text,,\na,,\n")) == [(2, {"text": "a", "": ""})]  # a sheet's empty edge
+    assert records(write(tmp_path, "b.csv", "text,,\na,,\n")) == [(2, {"text": "a", "": ""})]  # a sheet's empty columns
 
 
 def test_parquet(tmp_path):
@@ -108,7 +108,7 @@ def test_parquet(tmp_path):
     rows = [CHAT | {"note": None}, {"messages": CHAT["messages"][:1], "note": "x"}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert records(tmp_path / "a.parquet") == [(1, CHAT), (2, rows[1])]
-    with pytest.raises(UserError, match="bad.parquet: not a Parquet file"):
+    with pytest.raises(UserError, match="bad.parquet: not a readable Parquet file"):
         records(write(tmp_path, "bad.parquet", b"PAR1 no"))
 
 
@@ -140,10 +140,10 @@ def test_folders_and_globs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("none.jsonl", "there is no such file"),
-        ("*.csv", "the pattern holds no file ending in .jsonl"),
-        (".", "the folder holds no file"),
-        ("README.md", "cannot tell its format from the name"),
+        ("none.jsonl", "no such file"),
+        ("*.csv", "the pattern matches no files ending in .jsonl"),
+        (".", "the folder contains no files"),
+        ("README.md", "unknown file format"),
     ],
 )
 def test_data_that_is_not_there(tmp_path, name, message):
@@ -174,15 +174,13 @@ def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
     Hub.names = ["b.jsonl", "a.csv"]
     assert find_files("owner/set") == [tmp_path / "a.csv", tmp_path / "b.jsonl"]
     Hub.names = ["gone.csv"]
-    with pytest.raises(
-        UserError, match="owner/set: there is no such file or folder here, and .* does not give it: 404 no such file$"
-    ):
+    with pytest.raises(UserError, match="owner/set: no such file or folder here, and .*: 404 no such file$"):
         find_files("owner/set")
     Hub.names = ["README.md"]
-    with pytest.raises(UserError, match="holds no file ending in"):
+    with pytest.raises(UserError, match="no files ending in"):
         find_files("owner/set")
 
 
 def test_an_unknown_built_in_data_set_is_named():
-    with pytest.raises(UserError, match="builtin:nothing: there is no built-in data set of this name; there are: "):
+    with pytest.raises(UserError, match="builtin:nothing: no built-in data set .* available: "):
         find_files("builtin:nothing")

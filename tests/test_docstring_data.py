@@ -9,7 +9,7 @@ import pytest
 from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.chat.template import resolve_template
-from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
+from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
 from lorawgpu.data.encode import EncodeSettings
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "make_docstring_data.py"
@@ -56,5 +56,5 @@ def test_docstring_data_is_data_that_trains(made):
     tokenizer = tiny_tokenizer()
     template = resolve_template("chatml", None, None, tokenizer.special_tokens)
     settings = EncodeSettings(10_000, "raise", False, ("assistant",))
-    store = tokenise(DatasetSpec(str(made / "heldout.jsonl")), Loading(settings, tokenizer, template, workers=1))
-    assert store.counts.samples > 50 and store.counts.endless == 0
+    store = tokenize(DatasetSpec(str(made / "heldout.jsonl")), LoadSettings(settings, tokenizer, template, workers=1))
+    assert store.counts.samples > 50 and store.counts.missing_eos == 0

@@ -17,7 +17,7 @@ from lorawgpu import cli
 from lorawgpu.api import model as api
 from lorawgpu.cli import COMMANDS
 from lorawgpu.config.schema import load_config
-from lorawgpu.data.formats import FORMATS, recognise, to_example
+from lorawgpu.data.formats import FORMATS, detect_type, to_example
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import init_adapter, write_adapter
 from lorawgpu.weights.loader import open_checkpoint
@@ -122,7 +122,7 @@ def test_the_records_of_the_table_are_what_it_says():
     rows = re.findall(r"^\| `(\w+)` \| `(\{.*?\})`", DOCUMENTS[ROOT / "docs/DATA.md"], re.M)
     assert [kind for kind, _ in rows] == list(FORMATS)
     for kind, record in rows:
-        assert recognise(json.loads(record), ("DATA.md", 1)) == kind
+        assert detect_type(json.loads(record), ("DATA.md", 1)) == kind
         to_example(kind, json.loads(record), ("DATA.md", 1))
 
 

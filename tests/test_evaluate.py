@@ -65,7 +65,7 @@ def test_an_adapter_of_another_model_is_noted_here_and_in_training(tmp_path, cap
     adapter = shutil.copytree(MODEL / "adapter_init", tmp_path / "adapter")
     keys = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": "org/Another"}
     (adapter / "adapter_config.json").write_text(json.dumps(keys))
-    note = f"note: the adapter {adapter} was made for 'org/Another'; the model here is {MODEL}"
+    note = f"note: the adapter {adapter} was trained on 'org/Another'; the model here is {MODEL}"
     config = write_config(tmp_path, adapter=str(adapter), lora_r=None, lora_alpha=None)
     evaluate_args = ["--model", MODEL, "--adapter", adapter, "--data", tmp_path / "data.jsonl"]
     assert command.main(list(map(str, evaluate_args))) == 0 and note in capsys.readouterr().err
@@ -115,6 +115,6 @@ def test_a_length_that_leaves_nothing_or_is_too_large(tmp_path, capsys):
     data = write_data(tmp_path / "d.jsonl", samples=4)  # the first two tokens of each carry no loss
     argv = ["--model", str(MODEL), "--data", str(data), "--sequence-len"]
     assert command.main([*argv, "2"]) == 2
-    assert "nothing to evaluate: 4 samples without a loss in the 2 tokens that" in capsys.readouterr().err
+    assert "nothing to evaluate: 4 samples without a target token in their first 2 tokens" in capsys.readouterr().err
     assert command.main([*argv, "99999999999"]) == 2
     assert "--sequence-len 99999999999: wanted at least 2 tokens and at most 2147483647" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_a_ternary_base_is_not_merged(tmp_path, capsys):
         argv = ["--adapter", GOLDEN / case / "adapter_init", "--model", GOLDEN / case, "--to", "merged"]
         assert export(*argv, "--out", tmp_path / case) == 2
         assert "is ternary, so an adapter cannot be merged into it" in capsys.readouterr().err
-        assert export(*argv, "--out", tmp_path / case, "--dequantise") == 0
+        assert export(*argv, "--out", tmp_path / case, "--dequantize") == 0
         first, *said = capsys.readouterr().out.splitlines()
         assert first.startswith("wrote merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY: ")
         assert "every weight, in bf16, is" in said[0] and "not to serve" in said[-1]
@@ -67,8 +67,8 @@ def test_a_ternary_base_is_not_merged(tmp_path, capsys):
             assert (np.abs(tensor.float32() - exact) <= 2.0**-7 * (np.abs(exact) + scale)).all()
         assert "quantization_config" not in json.loads((tmp_path / case / "config.json").read_text())
     argv = ["--adapter", DENSE / "adapter_init", "--model", DENSE, "--out", tmp_path / "d"]
-    assert export(*argv, "--to", "merged", "--dequantise") == 2 and "leave it out" in capsys.readouterr().err
-    assert export(*argv, "--to", "peft", "--dequantise") == 2 and "only --to merged" in capsys.readouterr().err
+    assert export(*argv, "--to", "merged", "--dequantize") == 2 and "leave it out" in capsys.readouterr().err
+    assert export(*argv, "--to", "peft", "--dequantize") == 2 and "only --to merged" in capsys.readouterr().err
     assert export(*argv, "--to", "mlx", "--arch", "llama") == 2 and "only --to gguf" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""GGUF files: the same model as its Hugging Face folder, refusals by name, and a fuzzed header."""
+"""GGUF files: the same model as its Hugging Face folder, rejections by name, and a fuzzed header."""
 
 import struct
 from pathlib import Path
@@ -35,7 +35,7 @@ def permute(weight, heads):
 
 
 def write_gguf(path, types=None, metadata=None, arch="llama", skip=(), extra=None):
-    """The dense golden model as GGUF; `types` by HF name (F32 otherwise), `metadata` changes (None removes)."""
+    """The dense golden model as GGUF: `types` by HF name (default F32), `metadata` changes (None removes a key)."""
     source = open_checkpoint(GOLDEN / "llama_dense")
     config, layer = source.config, source.config.layers[0]
     attention = layer.attention
@@ -80,7 +80,7 @@ def add_tensor(writer, name, weight, kind):
     writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=None if plain else kind)
 
 
-def refusal(path):
+def error_of(path):
     with pytest.raises(UserError) as caught:
         open_checkpoint(path)
     assert len(str(caught.value)) < 1000
@@ -148,7 +148,7 @@ def test_llama3_frequency_factors(tmp_path):
     plain = open_checkpoint(GOLDEN / "llama_dense").config.layers[0].attention.rope
     np.testing.assert_allclose(rope.inv_freq(16), plain.inv_freq(16) / factors, rtol=1e-12)
     wrong = write_gguf(tmp_path / "w.gguf", extra={"rope_freqs.weight": factors[:4]})
-    assert "frequency factors" in refusal(wrong)
+    assert "frequency factors" in error_of(wrong)
 
 
 def test_separate_head_and_ids(tmp_path):
@@ -183,8 +183,8 @@ def test_separate_head_and_ids(tmp_path):
         ({"extra": {"blk.0.attn_q_norm.weight": np.zeros(16, np.float32)}}, "attn_q_norm"),
     ],
 )
-def test_refused_by_name(tmp_path, changes, named):
-    assert named in refusal(write_gguf(tmp_path / "m.gguf", **changes))
+def test_rejected_by_name(tmp_path, changes, named):
+    assert named in error_of(write_gguf(tmp_path / "m.gguf", **changes))
 
 
 def with_type(path, name, number):
@@ -197,14 +197,14 @@ def with_type(path, name, number):
     return path
 
 
-def test_bitnet_types_are_refused_with_advice(tmp_path):
+def test_bitnet_types_are_rejected_with_advice(tmp_path):
     path = with_type(write_gguf(tmp_path / "m.gguf"), "blk.0.ffn_up.weight", 36)
-    message = refusal(path)
+    message = error_of(path)
     assert "i2_s" in message and "Hugging Face folder" in message
-    assert "type number 999" in refusal(with_type(path, "blk.0.ffn_up.weight", 999))
+    assert "type number 999" in error_of(with_type(path, "blk.0.ffn_up.weight", 999))
 
 
-def test_blocks_that_the_library_cannot_read_are_refused(tmp_path):
+def test_blocks_that_the_library_cannot_read_are_rejected(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", extra={"other.weight": np.zeros((2, 256), np.float32)})
     file = GgufFile(path)
     info = file.tensors["other.weight"]
@@ -222,7 +222,7 @@ def test_a_gguf_model_has_no_ternary_weights(tmp_path):
     ("raw", "named"),
     [
         (b"", "too short"),
-        (b"GGML" + bytes(40), "does not begin with GGUF"),
+        (b"GGML" + bytes(40), "not a GGUF file"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "tensors cannot fit"),
@@ -237,13 +237,13 @@ def test_a_gguf_model_has_no_ternary_weights(tmp_path):
 def test_damaged_headers(tmp_path, raw, named):
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
-    assert named in refusal(path)
+    assert named in error_of(path)
 
 
 def test_a_truncated_file_is_named(tmp_path):
     path = write_gguf(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes()[:-4096])
-    assert "cut short" in refusal(path)
+    assert "truncated" in error_of(path)
 
 
 def small(path):
@@ -268,7 +268,7 @@ EDITS = st.lists(
 
 
 def damage(raw, edits):
-    """Bytes flipped, cut, doubled, dropped at the end, or eight of them set to a huge number."""
+    """Flip, cut, repeat or truncate bytes, or set eight of them to a huge number."""
     raw = bytearray(raw)
     for kind, at, amount in edits:
         at = min(at, len(raw) - 1)
@@ -288,7 +288,7 @@ def damage(raw, edits):
 @settings(max_examples=400, deadline=None)
 @example([])
 @given(EDITS)
-def test_fuzzed_files_are_read_within_bounds_or_refused(tmp_path_factory, edits):
+def test_fuzzed_files_are_read_within_bounds_or_rejected(tmp_path_factory, edits):
     path = tmp_path_factory.getbasetemp() / "fuzz.gguf"
     path.write_bytes(damage(small(path), edits))
     try:
@@ -297,5 +297,5 @@ def test_fuzzed_files_are_read_within_bounds_or_refused(tmp_path_factory, edits)
     except UserError as error:
         assert len(str(error)) < 1000
         return
-    # a block may grow by the ratio of its type when dequantised; 1 bit a weight is the densest there is
+    # dequantizing expands a block by the ratio of its type; the densest ones have 1 bit per weight
     assert sum(tensor.nbytes for tensor in tensors) <= 32 * path.stat().st_size

@@ -1,4 +1,4 @@
-"""Hub names, against a server on this machine that speaks the part of the hub's protocol we need."""
+"""Hub names, against a local server that speaks the part of the hub's protocol that we need."""
 
 import hashlib
 import json
@@ -84,7 +84,7 @@ print(checkpoint.name, names, checkpoint.dense("model.norm.weight").dtype)
 
 
 def open_in_child(name, endpoint, home, **more):
-    """The library reads its settings at import, so each case has a process of its own."""
+    """The library reads its settings at import, so each case needs its own process."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **more}
     return subprocess.run([sys.executable, "-c", CHILD, name], env=env, capture_output=True, text=True, timeout=120)
@@ -97,22 +97,22 @@ def test_a_hub_name_is_downloaded_once(endpoint, tmp_path):
     assert again.stdout == child.stdout, again.stderr
 
 
-def test_what_the_hub_refuses_is_a_clear_message(endpoint, tmp_path):
+def test_a_name_unknown_to_the_hub_is_a_clear_message(endpoint, tmp_path):
     for name in ("acme/absent", "acme/tiny/absent.gguf"):
         child = open_in_child(name, endpoint, tmp_path)
         assert child.returncode == 1
-        assert f"USER: {name}: no such file or folder, and the hub" in child.stderr
+        assert f"USER: {name}: no such file or folder, and the Hugging Face hub says" in child.stderr
         assert "Traceback" not in child.stderr
 
 
 @pytest.mark.parametrize("more", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["nobody there", "offline"])
 @pytest.mark.parametrize("name", ["acme/tiny", "acme/tiny/config.gguf", "data"])
-def test_without_a_network_it_is_said_at_once_and_what_helps(tmp_path, name, more):
-    """At once: the library tries some calls six times, with half a minute of its own lines."""
+def test_without_a_network_the_message_comes_at_once_and_says_what_to_do(tmp_path, name, more):
+    """The library retries some calls six times, with half a minute of log lines."""
     begin = time.monotonic()
     child = open_in_child(name, "http://127.0.0.1:9", tmp_path, **more)
     assert time.monotonic() - begin < 15 and child.returncode == 1 and child.stderr.count("\n") == 1, child.stderr
-    assert re.match(r"USER: .*the hub cannot be reached \(.*\): connect this machine, or fetch it", child.stderr)
+    assert re.match(r"USER: .*hub cannot be reached \(.*\): go online, or download it", child.stderr)
     assert "Got:" not in child.stderr
 
 
@@ -123,7 +123,7 @@ def test_one_file_comes_from_the_cache_without_a_network(endpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_one"),
+    ("name", "expected"),
     [
         ("microsoft/bitnet-b1.58-2B-4T", True),
         ("acme/tiny/weights/m.gguf", True),
@@ -134,5 +134,5 @@ def test_one_file_comes_from_the_cache_without_a_network(endpoint, tmp_path):
         ("models/../tiny", False),
     ],
 )
-def test_what_looks_like_a_hub_name(name, is_one):
-    assert is_hub_name(name) == is_one
+def test_what_looks_like_a_hub_name(name, expected):
+    assert is_hub_name(name) == expected

@@ -1,4 +1,4 @@
-"""Adapters between PEFT and us, both ways: real PEFT loads what we write, and we load what it writes.
+"""Exchanging adapters with PEFT: it loads what we write, and we load what it writes.
 
 The tests marked `reference` run transformers and PEFT on the golden models; the others need neither.
 """
@@ -52,7 +52,7 @@ def test_patterns_and_rslora_against_the_reference(device, kernels):
     assert relative(ours, model_forward(tiny.reference(), batch)[0][:29]) < 1e-5  # float32 against float64
 
 
-REFUSED = {
+REJECTED = {
     "use_dora": ({"use_dora": True}, "use_dora: DoRA adapters are not supported"),
     "modules_to_save": ({"modules_to_save": ["lm_head"]}, "modules_to_save ['lm_head'] is not supported"),
     "bias": ({"bias": "lora_only"}, "bias is 'lora_only'; trained biases are not supported"),
@@ -63,9 +63,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_computed_here_is_refused_by_name(tmp_path, capsys, name):
-    keys, words = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_unsupported_settings_are_rejected_by_name(tmp_path, capsys, name):
+    keys, words = REJECTED[name]
     adapter = adapter_of(tmp_path / "a", DENSE)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | keys))
@@ -81,7 +81,7 @@ def test_what_is_not_computed_here_is_refused_by_name(tmp_path, capsys, name):
 
 
 def reference_model(path):
-    """transformers' model in float32: what it leaves in another dtype at load is widened."""
+    """transformers' model in float32; tensors that it loads in another dtype are widened."""
     import torch
     import transformers
     from transformers.integrations.bitnet import BitLinear
@@ -97,7 +97,7 @@ def reference_model(path):
 
 
 def with_adapter(path, adapter):
-    """PEFT's model. transformers' BitLinear is no nn.Linear: PEFT has to be told how to adapt it."""
+    """PEFT's model. transformers' BitLinear is not an nn.Linear, so PEFT needs a custom module for it."""
     from peft import LoraConfig, PeftModel
     from peft.tuners.lora.layer import Linear
     from transformers.integrations.bitnet import BitLinear
@@ -197,7 +197,7 @@ def test_adapters_that_peft_makes(tmp_path, device, kernels, kind, dtype):
     [
         ({"use_dora": True}, "use_dora: DoRA adapters are not supported"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not supported"),
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens.* is no LoRA tensor of a linear"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens.* is not a LoRA tensor of a linear layer"),
         ({"trainable_token_indices": [3, 4]}, "trainable_token_indices"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
         ({"lora_bias": True}, "lora_bias"),
@@ -214,7 +214,7 @@ def test_what_peft_makes_and_we_refuse(tmp_path, keys, words):
 
 @pytest.mark.reference
 def test_transformers_loads_what_we_merge(tmp_path, device, kernels):
-    """From a folder in bf16, whose rounding moves the logits, and from a GGUF in float32, whose does not."""
+    """From a folder in bf16, where rounding moves the logits, and from a GGUF in float32, where it does not."""
     adapter = adapter_of(tmp_path / "a", DENSE)
     model = gguf_with_tokenizer(tmp_path / "m.gguf")
     for base, out, bound in ((DENSE, "folder", 3e-2), (model, "gguf", DENSE_TOLERANCE)):
@@ -232,10 +232,10 @@ def test_transformers_loads_what_we_merge(tmp_path, device, kernels):
 
 @pytest.mark.reference
 @pytest.mark.parametrize("case", ["bitnet_packed", "llama_bitlinear"])
-def test_transformers_loads_a_dequantised_model(tmp_path, case):
-    """Without int8 activations the logits are near ours, not equal: for evaluation only, as the command says."""
+def test_transformers_loads_a_dequantized_model(tmp_path, case):
+    """Without int8 activations the logits are close to ours, not equal: hence "for evaluation only"."""
     model = GOLDEN / case
-    argv = ["--adapter", model / "adapter_init", "--model", model, "--to", "merged", "--dequantise"]
+    argv = ["--adapter", model / "adapter_init", "--model", model, "--to", "merged", "--dequantize"]
     assert export(*argv, "--out", tmp_path / "m") == 0
     theirs = their_logits(reference_model(tmp_path / "m"))
     right, base = their_logits(with_adapter(model, model / "adapter_init")), their_logits(reference_model(model))

@@ -1,4 +1,4 @@
-"""Hugging Face folders: the stores, what is missing, damaged or hostile, and the memory it takes."""
+"""Hugging Face folders: the storage formats, missing, damaged or hostile files, and memory use."""
 
 import json
 import shutil
@@ -13,14 +13,14 @@ from safetensors.numpy import save_file
 from lorawgpu.errors import UserError
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.tensors import expected_tensors, quantise_master
+from lorawgpu.weights.tensors import expected_tensors, quantize_master
 
 GOLDEN = Path(__file__).parent / "golden"
 DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
 def unpack(packed, out):
-    """T from the packed store, by the definition: bits 2i..2i+1 of byte [j, c] hold T[j + i*r, c] + 1."""
+    """T from its packed form, by definition: bits 2i..2i+1 of byte [j, c] hold T[j + i*r, c] + 1."""
     rows = packed.shape[0]
     return np.array([(packed[n % rows] >> (2 * (n // rows)) & 3).astype(np.int8) - 1 for n in range(out)])
 
@@ -63,7 +63,7 @@ def rewrite(folder, change):
     write_tensors(folder / "model.safetensors", tensors)
 
 
-def refusal(folder):
+def error_of(folder):
     with pytest.raises(UserError) as caught:
         open_checkpoint(folder)
     return str(caught.value)
@@ -100,7 +100,7 @@ def test_scale_multiplies_or_divides(tmp_path):
     assert open_checkpoint(divide).ternary(DOWN).scale == np.float32(1) / np.float32(stored)
 
 
-def test_master_weights_are_quantised_by_their_mean():
+def test_master_weights_are_quantized_by_their_mean():
     checkpoint = open_checkpoint(GOLDEN / "bitnet_master")
     master = checkpoint.dense(DOWN).float32()
     ternary = checkpoint.ternary(DOWN)
@@ -114,7 +114,7 @@ def test_packing_any_number_of_rows(out):
     from lorawgpu.weights.tensors import Dense
 
     values = np.random.default_rng(out).standard_normal((out, 9)).astype(np.float32)
-    packed, scale = quantise_master(Dense(values, "f32"), "w")
+    packed, scale = quantize_master(Dense(values, "f32"), "w")
     np.testing.assert_array_equal(unpack(packed, out), np.clip(np.rint(values / np.float32(scale)), -1, 1))
     assert (unpack(packed, 4 * packed.shape[0])[out:] == 0).all()  # rows past the end are T = 0
 
@@ -122,7 +122,7 @@ def test_packing_any_number_of_rows(out):
 def test_all_zero_master_weights_get_the_smallest_scale():
     from lorawgpu.weights.tensors import Dense
 
-    packed, scale = quantise_master(Dense(np.zeros((4, 3), np.float32), "f32"), "w")
+    packed, scale = quantize_master(Dense(np.zeros((4, 3), np.float32), "f32"), "w")
     assert scale == np.float32(1e-5)
     assert (unpack(packed, 4) == 0).all()
 
@@ -159,16 +159,16 @@ def test_dense_stays_as_stored(tmp_path, dtype, kind):
 def test_missing_tensors_are_named(tmp_path):
     folder = copy_case("bitnet_packed", tmp_path)
     rewrite(folder, lambda tensors: tensors.pop(f"{DOWN}_scale"))
-    assert f"{DOWN}_scale" in refusal(folder)
+    assert f"{DOWN}_scale" in error_of(folder)
     rewrite(folder, lambda tensors: tensors.pop("model.norm.weight"))
-    assert "2 tensors" in refusal(folder)
+    assert "2 tensors" in error_of(folder)
 
 
 @pytest.mark.parametrize("bias", ["model.layers.0.self_attn.q_proj.bias", "lm_head.bias"])
 def test_an_unknown_tensor_is_named(tmp_path, bias):
     folder = copy_case("llama_dense", tmp_path)
     rewrite(folder, lambda tensors: tensors.__setitem__(bias, ("F32", np.zeros(64, np.float32))))
-    assert bias in refusal(folder)
+    assert bias in error_of(folder)
 
 
 def test_tied_head_and_rotary_buffers_may_be_stored(tmp_path):
@@ -185,9 +185,9 @@ def test_tied_head_and_rotary_buffers_may_be_stored(tmp_path):
 def test_wrong_shapes_and_stores_are_named(tmp_path):
     folder = copy_case("llama_dense", tmp_path)
     rewrite(folder, lambda tensors: tensors.__setitem__(DOWN, ("F32", np.zeros((64, 161), np.float32))))
-    assert DOWN in refusal(folder) and "[64, 160]" in refusal(folder)
+    assert DOWN in error_of(folder) and "[64, 160]" in error_of(folder)
     rewrite(folder, lambda tensors: tensors.__setitem__(DOWN, ("U8", np.zeros((16, 160), np.uint8))))
-    assert DOWN in refusal(folder) and "looks packed" in refusal(folder)
+    assert DOWN in error_of(folder) and "looks packed" in error_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_wrong_shapes_and_stores_are_named(tmp_path):
         (f"{DOWN}_scale", ("F32", np.array([np.nan], np.float32)), "weight_scale is"),
         (f"{DOWN}_scale", ("F32", np.array([0], np.float32)), "weight_scale is"),
         (f"{DOWN}_scale", ("F32", np.ones(32, np.float32)), "weight_scale is"),
-        (DOWN, ("U8", np.full((8, 64), 0b11, np.uint8)), "not ternary"),
+        (DOWN, ("U8", np.full((8, 64), 0b11, np.uint8)), "non-ternary"),
     ],
 )
 def test_impossible_ternary_values(tmp_path, name, value, named):
@@ -209,31 +209,31 @@ def test_impossible_ternary_values(tmp_path, name, value, named):
 def test_master_weights_with_nan_are_named(tmp_path):
     folder = copy_case("bitnet_master", tmp_path)
     rewrite(folder, lambda tensors: tensors[DOWN][1].__setitem__((0, 0), 0x7FC0))
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="non-finite"):
         open_checkpoint(folder).ternary(DOWN)
 
 
-def test_end_tokens_of_the_generation_config_count(tmp_path):
+def test_eos_tokens_of_the_generation_config_are_added(tmp_path):
     folder = copy_case("llama_dense", tmp_path)
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
     assert open_checkpoint(folder).config.eos_token_ids == (2, 7)
     (folder / "generation_config.json").write_text('{"eos_token_id": 99999}')
-    assert "generation_config.json" in refusal(folder)
+    assert "generation_config.json" in error_of(folder)
 
 
 def test_what_is_not_a_model(tmp_path):
-    assert "config.json" in refusal(tmp_path)
-    assert "no such file or folder" in refusal(tmp_path / "absent")
-    assert "no built-in model" in refusal("builtin:nothing")
-    assert "name the folder" in refusal(GOLDEN / "llama_dense" / "model.safetensors")
+    assert "config.json" in error_of(tmp_path)
+    assert "no such file or folder" in error_of(tmp_path / "absent")
+    assert "no built-in model" in error_of("builtin:nothing")
+    assert "name the folder" in error_of(GOLDEN / "llama_dense" / "model.safetensors")
     folder = copy_case("llama_dense", tmp_path)
     (folder / "config.json").write_text("[1]")
-    assert "JSON object" in refusal(folder)
+    assert "JSON object" in error_of(folder)
     (folder / "config.json").write_text("{")
-    assert "not valid JSON" in refusal(folder)
+    assert "not valid JSON" in error_of(folder)
     shutil.copyfile(GOLDEN / "llama_dense" / "config.json", folder / "config.json")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "never read" in refusal(folder)
+    assert "pickled weights (.bin, .pt) are not supported" in error_of(folder)
 
 
 MEMORY_CHILD = """
@@ -259,7 +259,7 @@ def test_reading_takes_the_memory_of_one_tensor(tmp_path):
     save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
     total = (tmp_path / "model.safetensors").stat().st_size
     largest = 8 << 20
-    assert total > 7 * largest  # or the bound below proves nothing
+    assert total > 7 * largest  # else the bound below proves nothing
     child = subprocess.run([sys.executable, "-c", MEMORY_CHILD, tmp_path], capture_output=True, text=True, check=True)
     assert int(child.stdout) * 1024 < 3 * largest
 

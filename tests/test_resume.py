@@ -196,7 +196,7 @@ def test_a_second_run_in_one_folder(tmp_path, capsys, train_main):
     process = start(config)
     next(line for line in process.stderr if line.startswith("step "))
     assert train_main([str(config), "--resume"]) == 2
-    assert f"{tmp_path / 'out'}: another run is training in this folder" in capsys.readouterr().err
+    assert f"{tmp_path / 'out'}: another run is using this folder" in capsys.readouterr().err
     process.kill()  # leaves the file of its lock
     process.communicate()
     assert (tmp_path / "out" / LOCK_FILE).exists()
@@ -222,7 +222,7 @@ def test_an_output_dir_that_cannot_be_written(tmp_path, capsys, train_main):
     ):
         assert train_main([str(write_config(tmp_path, output_dir=str(tmp_path / name)))]) == 2
         err = capsys.readouterr().err
-        assert f"output_dir {tmp_path / name}: cannot be made or written to: " in err and words in err
+        assert f"output_dir {tmp_path / name}: cannot be created or written to: " in err and words in err
         assert "; choose another output_dir" in err
 
 

@@ -1,10 +1,10 @@
-"""The sandbox of chat templates: what strangers' templates cannot do, and that honest ones render as before."""
+"""The sandbox of chat templates: what untrusted templates cannot do, and that honest ones render unchanged."""
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.chat.sandbox import MAX_BITS, Budget, Sandbox, TooMuch, charge
+from lorawgpu.chat.sandbox import MAX_BITS, Budget, OverBudget, Sandbox, charge
 from lorawgpu.chat.template import MAX_TEMPLATE, ChatTemplate, TemplateFailed
 from lorawgpu.errors import UserError
 
@@ -55,9 +55,9 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_no_template_takes_for_ever_or_all_memory(name):
-    """Their memory and time are measured in tests/test_fuzz.py, each in a process of its own."""
-    with pytest.raises(TemplateFailed, match="more work than a conversation can need"):
+def test_no_template_takes_forever_or_all_memory(name):
+    """Memory and time are measured in tests/test_fuzz.py, with a process for each template."""
+    with pytest.raises(TemplateFailed, match="more work than any conversation needs"):
         ChatTemplate(TOO_MUCH[name], {}).render(TURNS)
 
 
@@ -85,13 +85,13 @@ EMPTY = [
 
 
 @pytest.mark.parametrize("source", HIDDEN)
-def test_what_is_python_s_own_is_out_of_reach(source):
+def test_python_internals_are_out_of_reach(source):
     with pytest.raises(TemplateFailed):
         ChatTemplate(source, {}).render(TURNS)
 
 
 @pytest.mark.parametrize("source", EMPTY)
-def test_private_attributes_are_not_there(source):
+def test_private_attributes_are_undefined(source):
     assert ChatTemplate(source, {}).render(TURNS) == ""
 
 
@@ -108,13 +108,13 @@ UNCOMPILED = {
 
 
 @pytest.mark.parametrize("name", UNCOMPILED)
-def test_what_cannot_be_compiled_is_one_message(name):
+def test_a_template_that_cannot_be_compiled_is_one_message(name):
     with pytest.raises(UserError, match="the chat template") as caught:
         ChatTemplate(UNCOMPILED[name], {})
     assert len(str(caught.value)) < 700
 
 
-def test_a_template_s_own_words_are_cut():
+def test_a_templates_own_message_is_shortened():
     with pytest.raises(TemplateFailed) as caught:
         ChatTemplate("{{ raise_exception('no ' * 9999) }}", {}).render(TURNS)
     assert 500 < len(str(caught.value)) < 700
@@ -162,12 +162,12 @@ def test_long_conversations_have_long_budgets():
         assert len(ChatTemplate(source, {"bos_token": "", "eos_token": ""}).render(turns)) > 1_000_000
 
 
-def test_a_budget_is_the_thread_s_and_nests():
+def test_budgets_are_per_thread_and_nest():
     with Budget("x"):
         charge(1000)
-        with Budget() as _, pytest.raises(TooMuch):
+        with Budget() as _, pytest.raises(OverBudget):
             charge(10**9)
         charge(1000)
     sandbox = Sandbox({})
-    with Budget("x"), pytest.raises(TooMuch):
+    with Budget("x"), pytest.raises(OverBudget):
         sandbox.call_binop(None, "**", 2, MAX_BITS + 1)

@@ -41,7 +41,7 @@ def test_sentencepiece(tmp_path):
     assert bare.decode(bare.encode(" he")) == " he"
 
 
-def test_doubled_tokens_and_odd_sentencepiece_are_refused(tmp_path):
+def test_doubled_tokens_and_odd_sentencepiece_are_rejected(tmp_path):
     values = sentencepiece_values(tokens=[*SP_PIECES, *list(SP_WORDS)[:-1], "he"])
     with pytest.raises(UserError, match="'he' appears twice"):
         Tokenizer.from_gguf(write_gguf(tmp_path / "t.gguf", **values))

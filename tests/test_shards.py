@@ -1,10 +1,10 @@
-"""A model in several files: its index, what is outside, and what is damaged."""
+"""A sharded model: its index, paths outside the folder, and damage."""
 
 import json
 
 import numpy as np
 import pytest
-from test_loader import DOWN, GOLDEN, copy_case, read_tensors, refusal, write_tensors
+from test_loader import DOWN, GOLDEN, copy_case, error_of, read_tensors, write_tensors
 
 from lorawgpu.weights.loader import open_checkpoint
 
@@ -37,13 +37,13 @@ OUTSIDE = ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "
 
 
 @pytest.mark.parametrize("shard", OUTSIDE)
-def test_a_shard_outside_the_folder_is_refused(tmp_path, shard):
+def test_a_shard_outside_the_folder_is_rejected(tmp_path, shard):
     folder = copy_case("bitnet_packed", tmp_path)
     index = split(folder)
     data = json.loads(index.read_text())
     data["weight_map"][DOWN] = shard
     index.write_text(json.dumps(data))
-    assert "plain .safetensors file name" in refusal(folder)
+    assert "not the name of a .safetensors file in this folder" in error_of(folder)
 
 
 def test_damaged_index(tmp_path):
@@ -53,8 +53,8 @@ def test_damaged_index(tmp_path):
     first, second = sorted(set(data["weight_map"].values()))
     data["weight_map"] |= {DOWN: second if data["weight_map"][DOWN] == first else first}
     index.write_text(json.dumps(data))
-    assert DOWN in refusal(folder)
+    assert DOWN in error_of(folder)
     (folder / second).unlink()
-    assert second in refusal(folder)
+    assert second in error_of(folder)
     index.write_text('{"weight_map": []}')
-    assert "weight_map" in refusal(folder)
+    assert "weight_map" in error_of(folder)

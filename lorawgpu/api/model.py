@@ -14,7 +14,7 @@ import numpy as np
 from lorawgpu.api.arguments import is_conversation, messages_of, records_of, sampling_of, token_ids, whole_number
 from lorawgpu.data.batching import Sample, flatten, token_capacity
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.formats import recognise
+from lorawgpu.data.formats import detect_type
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
@@ -220,7 +220,7 @@ class LoadedModel:
 
     def _sample(self, number: int, record: dict) -> Sample:
         settings = EncodeSettings(UNBOUNDED, "raise", False, ("assistant",))
-        kind = recognise(record, ("records", number))
+        kind = detect_type(record, ("records", number))
         tokenizer, template = (
             (None, None) if kind == "pretokenized" else (self.prompts.tokenizer, self.prompts.template)
         )

@@ -1,8 +1,8 @@
-"""The chat templates that can be named in a config, as jinja2 text. Each trains with its model's own special tokens.
+"""The built-in chat templates, as Jinja source. Each one uses its model's own special tokens.
 
-chatml: Qwen, SmolLM and many others; llama-3: Llama 3 Instruct without its date preamble; bitnet: BitNet-b1.58-2B-4T's
-own; gemma: Gemma 2 and 3, the system prompt inside the first user turn; mistral: Mistral Instruct v0.3; alpaca:
-Stanford's prompt, ended by the tokenizer's EOS.
+chatml: Qwen, SmolLM and many others; llama-3: Llama 3 Instruct without its date preamble; bitnet: BitNet-b1.58-2B-4T;
+gemma: Gemma 2 and 3, with the system prompt inside the first user turn; mistral: Mistral Instruct v0.3; alpaca:
+Stanford's prompt, closed by the tokenizer's EOS.
 """
 
 CHATML = """\

@@ -1,18 +1,19 @@
-"""Masks: which characters of a rendered conversation an assistant wrote, for any template.
+"""Loss masks: which characters of a rendered conversation belong to a turn, for any chat template.
 
-No template is searched for known strings. The conversation is rendered as it is, and once more with the content of a
-turn replaced by a mark that occurs nowhere else: what stands before and after the mark is the template's, and what
-the real render has between the same two is the turn's body. That is checked, not assumed: the real render must begin
-with the one and end with the other. See `bodies`.
+No template is searched for known strings. The conversation is rendered as it is, and again with the content of a turn
+replaced by a placeholder that occurs nowhere else. The text before and after the placeholder is the template's; what
+the real render has between the two is the content. This is checked, not assumed: the real render must begin with the
+one and end with the other. See `render_with_spans`.
 
 What is trained of a turn:
-- its body: the content as the template shows it (stripped, with tool calls, ...), not the header before it;
-- its end mark: the special token that closes the turn, with white space before it; where the template closes turns
-  with ordinary text, that text. See `end_marks`.
-A token belongs to a turn when it holds at least one of these characters: where the tokenizer merges the last
-character of the header with the first of the content ("Assistant: Yes" -> ":" + " Yes"), the token is trained. Where it
-does not merge the blank of such a header ("Assistant: 7" -> ":" + " " + "7"), the blank alone is trained as well: the
-generation prompt leaves it out for the first kind, so the model must write it for the second. See `blanks_before`.
+- its content as the template shows it (stripped, with tool calls, ...), not the header before it;
+- its end of turn: the special token that closes it, with the white space before that; or ordinary text, if the template
+  closes turns with that. See `EndOfTurn`.
+
+A token belongs to a turn if it contains any of these characters. So if the tokenizer merges the last character of the
+header with the first of the content ("Assistant: Yes" -> ":" + " Yes"), that token is trained. If it leaves the space
+of such a header alone ("Assistant: 7" -> ":" + " " + "7"), the space is trained too: the generation prompt ends before
+it for the sake of the first kind, so the model has to write it for the second. See `spaces_before`.
 """
 
 import json
@@ -22,19 +23,19 @@ from dataclasses import dataclass
 from lorawgpu.chat.spans import Span
 from lorawgpu.chat.template import REASONING, ChatTemplate, TemplateFailed
 
-KNOWN = 1000  # rows of roles whose render is remembered
+MAX_LAYOUTS = 1000  # in the cache
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What a template puts around the contents of a row of roles: `parts`, one more than there are contents; and which
-    contents it strips."""
+class TurnLayout:
+    """What a template puts around the contents for a sequence of roles: `parts`, one more than there are contents, and
+    which contents it strips."""
 
     parts: list[str]
     strips: list[bool]
 
     def fill(self, contents: list[str]) -> tuple[str, list[Span]]:
-        """The text with `contents`, and where each is in it."""
+        """The text with `contents`, and the span of each one in it."""
         pieces, spans, at = [self.parts[0]], [], len(self.parts[0])
         for content, strip, part in zip(contents, self.strips, self.parts[1:], strict=True):
             content = content.strip() if strip else content
@@ -44,74 +45,74 @@ class Frame:
         return "".join(pieces), spans
 
 
-def bodies(
+def render_with_spans(
     template: ChatTemplate,
     messages: list[dict],
     tools: list[dict] | None,
-    wanted: list[int],
-    frames: dict[tuple, Frame | None] | None = None,
+    chosen: list[int],
+    layouts: dict[tuple, TurnLayout | None] | None = None,
 ) -> tuple[str, list[Span]]:
-    """The render of a conversation, and where in it the bodies of the `wanted` messages (indices) are.
+    """The rendered conversation, and the spans of the contents of the `chosen` messages (indices).
 
-    `frames` of this template, by roles, are kept from call to call: few conversations have to be rendered at all for a
-    template that looks at no content, and once for others.
+    `layouts`: a cache of this template's layouts by roles, kept from call to call. With it a content-independent
+    template rarely renders a conversation at all, and others usually once.
 
-    TemplateFailed when the template does not show a wanted message, or shows it in a way that cannot be separated
-    from what is not the message's own.
+    TemplateFailed if the template does not show a chosen message, or shows it such that its content cannot be told
+    from the rest.
     """
-    frame = _frame(template, messages, tools, {} if frames is None else frames)
-    filled, found = (None, None) if frame is None else frame.fill([m["content"] for m in messages])
-    text = filled if frame and template.blind else template.render(messages, tools)
+    layout = _layout(template, messages, tools, {} if layouts is None else layouts)
+    filled, spans = (None, None) if layout is None else layout.fill([m["content"] for m in messages])
+    text = filled if layout and template.content_independent else template.render(messages, tools)
     if text == filled:
-        return text, [found[i] for i in wanted]
-    found = _all_at_once(template, messages, tools, wanted, text)
+        return text, [spans[i] for i in chosen]
+    found = _spans_from_one_render(template, messages, tools, chosen, text)
     if found is None:
-        found = [_one(template, messages, tools, index, text) for index in wanted]
+        found = [_span(template, messages, tools, index, text) for index in chosen]
     return text, found
 
 
-def _frame(
-    template: ChatTemplate, messages: list, tools: list | None, frames: dict[tuple, Frame | None]
-) -> Frame | None:
-    """What the template puts around contents of these roles; None where there is more to a message, or to it."""
+def _layout(
+    template: ChatTemplate, messages: list, tools: list | None, layouts: dict[tuple, TurnLayout | None]
+) -> TurnLayout | None:
+    """The layout for these roles; None if messages have more than a role and a string, or the template needs more."""
     if tools or not all(len(m) == 2 and isinstance(m.get("content"), str) for m in messages):
         return None
     roles = tuple([m["role"] for m in messages])
-    if roles not in frames:
-        if len(frames) == KNOWN:
-            frames.clear()
-        frames[roles] = _framed(template, roles)
-    return frames[roles]
+    if roles not in layouts:
+        if len(layouts) == MAX_LAYOUTS:
+            layouts.clear()
+        layouts[roles] = _find_layout(template, roles)
+    return layouts[roles]
 
 
-def _framed(template: ChatTemplate, roles: tuple[str, ...]) -> Frame | None:
-    """Seen in two renders of marks, one with blanks around each."""
-    marks = _marks([template.source], len(roles))
+def _find_layout(template: ChatTemplate, roles: tuple[str, ...]) -> TurnLayout | None:
+    """From two renders of placeholders, one with spaces around each."""
+    marks = _placeholders([template.source], len(roles))
     turns = list(zip(roles, marks, strict=True))
-    bare = _try(template, [{"role": role, "content": mark} for role, mark in turns], None)
-    wide = _try(template, [{"role": role, "content": f" {mark} "} for role, mark in turns], None)
+    bare = _try_render(template, [{"role": role, "content": mark} for role, mark in turns], None)
+    spaced = _try_render(template, [{"role": role, "content": f" {mark} "} for role, mark in turns], None)
     parts = None if bare is None else _split(bare, marks)
-    if parts is None or wide is None:
+    if parts is None or spaced is None:
         return None
-    strips = [f" {mark} " not in wide for mark in marks]
-    frame = Frame(parts, strips)
-    return frame if frame.fill([f" {mark} " for mark in marks])[0] == wide else None
+    strips = [f" {mark} " not in spaced for mark in marks]
+    layout = TurnLayout(parts, strips)
+    return layout if layout.fill([f" {mark} " for mark in marks])[0] == spaced else None
 
 
-def _all_at_once(
-    template: ChatTemplate, messages: list, tools: list | None, wanted: list[int], text: str
+def _spans_from_one_render(
+    template: ChatTemplate, messages: list, tools: list | None, chosen: list[int], text: str
 ) -> list[Span] | None:
-    """One render with every wanted content replaced; None when the template does more than strip the contents."""
-    contents = [messages[i].get("content") for i in wanted]
+    """Replace all chosen contents at once; None if the template does more to them than strip."""
+    contents = [messages[i].get("content") for i in chosen]
     if not all(
-        isinstance(c, str) and set(messages[i]) <= {"role", "content"} for i, c in zip(wanted, contents, strict=True)
+        isinstance(c, str) and set(messages[i]) <= {"role", "content"} for i, c in zip(chosen, contents, strict=True)
     ):
         return None
-    marks = _marks(messages, len(wanted))
+    marks = _placeholders(messages, len(chosen))
     twin = list(messages)
-    for index, mark in zip(wanted, marks, strict=True):
+    for index, mark in zip(chosen, marks, strict=True):
         twin[index] = {**messages[index], "content": mark}
-    marked = _try(template, twin, tools)  # None: it looks into the content
+    marked = _try_render(template, twin, tools)  # None: it rejects the placeholder, so it inspects contents
     parts = None if marked is None else _split(marked, marks)
     if parts is None:
         return None
@@ -122,27 +123,25 @@ def _all_at_once(
     return None
 
 
-def _one(template: ChatTemplate, messages: list, tools: list | None, index: int, text: str) -> Span:
-    """One message alone: its body is what the real render has between the head and the tail of a marked one."""
+def _span(template: ChatTemplate, messages: list, tools: list | None, index: int, text: str) -> Span:
+    """One message alone: its content is what the real render has between the head and tail of a marked one."""
     message, upto = messages[index], messages[: index + 1]
     head, start, end = _between(template, messages, tools, index, text)
-    if start is None or end is None:  # a later turn may insist on this one as it is: an answer to a tool call
-        stopped = _try(template, upto, tools)
+    if start is None or end is None:  # a later turn may depend on this one, such as an answer to its tool call
+        stopped = _try_render(template, upto, tools)
         if stopped is not None and text.startswith(stopped):
             head, alone, closed = _between(template, upto, tools, index, stopped)
             start, end = (alone if start is None else start), (closed if end is None else end)
-    if (
-        start is None
-    ):  # the header depends on the content (a thinking block): all after the generation prompt is its own
+    if start is None:  # the header depends on the content (a thinking block): take all after the generation prompt
         start = _after_prompt(template, upto, tools, text, head)
     if end is None and isinstance(message.get("content"), str):
-        mark = _marks(messages, 1)[0]
+        mark = _placeholders(messages, 1)[0]
         _, tail = _around(template, messages, tools, index, {**message, "content": message["content"] + mark}, mark)
         end = len(text) - len(tail) if tail is not None and text.endswith(tail) else None
     if start is None or end is None or start > end:
         raise TemplateFailed(
-            f"the chat template does not show messages[{index}] ({message['role']}) where it can be told from the "
-            "rest, so it cannot be trained: mark it `train: false`, or give another template (chat_template_jinja)"
+            f"the chat template hides messages[{index}] ({message['role']}), or mixes it with other text, so it cannot "
+            "be trained; mark it `train: false`, or use another template (chat_template_jinja)"
         )
     return start, end
 
@@ -150,9 +149,9 @@ def _one(template: ChatTemplate, messages: list, tools: list | None, index: int,
 def _between(
     template: ChatTemplate, messages: list, tools: list | None, index: int, text: str
 ) -> tuple[str | None, int | None, int | None]:
-    """What stands before a mark in place of message `index`, and the start and end of the real body where `text`
-    begins and ends as the marked render does."""
-    mark = _marks(messages, 1)[0]
+    """The text before a placeholder for message `index`; and the start and end of the real content, where `text`
+    begins and ends like the marked render."""
+    mark = _placeholders(messages, 1)[0]
     bare = {k: v for k, v in messages[index].items() if k not in ("tool_calls", *REASONING)}
     bare["content"] = _like(messages[index].get("content"), mark)
     head, tail = _around(template, messages, tools, index, bare, mark)
@@ -162,62 +161,65 @@ def _between(
 
 
 def _around(template: ChatTemplate, messages: list, tools: list | None, index: int, twin: dict, mark: str) -> tuple:
-    """What a render has before and after the one mark in message `index`; (None, None) when it is not there once."""
-    marked = _try(template, [*messages[:index], twin, *messages[index + 1 :]], tools)
+    """What a render has before and after the mark in message `index`; (None, None) unless it is there exactly once."""
+    marked = _try_render(template, [*messages[:index], twin, *messages[index + 1 :]], tools)
     parts = None if marked is None else _split(marked, [mark])
     return (None, None) if parts is None else tuple(parts)
 
 
 def _after_prompt(template: ChatTemplate, upto: list, tools: list | None, text: str, head: str | None) -> int | None:
-    """The end of the generation prompt of the last message of `upto`, where the render goes on from it."""
+    """The end of the generation prompt for the last message of `upto`, if the render continues it."""
     if upto[-1]["role"] != "assistant" or len(upto) == 1:
         return None
-    prompt, silent = _try(template, upto[:-1], tools, add_generation_prompt=True), _try(template, upto[:-1], tools)
+    prompt = _try_render(template, upto[:-1], tools, add_generation_prompt=True)
+    without_prompt = _try_render(template, upto[:-1], tools)
     if prompt is None or not text.startswith(prompt):
         return None
-    # a template that knows no generation prompt will do if it puts no header before an answer either
+    # a template without a generation prompt will do, provided it puts no header before an answer
     headless = head is not None and head.startswith(prompt) and not head[len(prompt) :].strip()
-    return len(prompt) if prompt != silent or headless else None
+    return len(prompt) if prompt != without_prompt or headless else None
 
 
-def _try(template: ChatTemplate, messages: list, tools: list | None, add_generation_prompt: bool = False) -> str | None:
-    """A render, or None when the template refuses."""
+def _try_render(
+    template: ChatTemplate, messages: list, tools: list | None, add_generation_prompt: bool = False
+) -> str | None:
+    """The render, or None if the template raises."""
     try:
         return template.render(messages, tools, add_generation_prompt)
     except TemplateFailed:
         return None
 
 
-class EndMarks:
+class EndOfTurn:
     """Finds the characters that close a turn, in the renders of one template.
 
-    What closes a turn is known from the render of the conversation that stops with it: the next turn's header cannot
-    be in there. A decision once taken for (role, next role, special token) holds for the template.
+    They are found in the render of the conversation cut off after the turn, which cannot contain the next turn's
+    header. The answer for (role, next role, special token) is cached: it holds for the whole template.
     """
 
     def __init__(self, template: ChatTemplate):
         self.template = template
         self._closes: dict[tuple, bool] = {}
 
-    def after(
+    def find(
         self,
         messages: list[dict],
         tools: list[dict] | None,
         index: int,
-        body: Span,
+        content: Span,
         text: str,
         special: Callable[[int], int | None],
     ) -> int:
-        """The end of the end mark of message `index` whose body is known; the body's end when it has none.
+        """The end of the turn of message `index`, given its content's span; the content's end if nothing closes it.
 
-        `special`: where the special token ends that starts at a character of the tokenised `text`, if one does.
+        `special`: the end of the special token that starts at a character of the tokenized `text`, or None.
         """
-        at = body[1]
-        follower = messages[index + 1]["role"] if index + 1 < len(messages) else None
+        at = content[1]
+        next_role = messages[index + 1]["role"] if index + 1 < len(messages) else None
         close = special(at)
-        key = None if close is None else (messages[index]["role"], follower, text[at:close])
+        key = None if close is None else (messages[index]["role"], next_role, text[at:close])
         if key not in self._closes:
-            tail = self._closing(messages, tools, index, body, text)
+            tail = self._closing(messages, tools, index, content, text)
             blank = len(tail) - len(tail.lstrip())
             end = special(at + blank) or at + len(tail.rstrip())
             end = end if end <= at + len(tail) else at
@@ -226,23 +228,23 @@ class EndMarks:
             self._closes[key] = end > at
         return close if self._closes[key] else at
 
-    def _closing(self, messages: list[dict], tools: list | None, index: int, body: Span, text: str) -> str:
-        """What follows the body both in this render and in the one where the conversation stops with the turn."""
-        start, end = body
+    def _closing(self, messages: list[dict], tools: list | None, index: int, content: Span, text: str) -> str:
+        """What follows the content both in this render and in that of the conversation cut off after the turn."""
+        start, end = content
         rest = text[end:]
         if index + 1 < len(messages):
-            stopped = _try(self.template, messages[: index + 1], tools)
+            stopped = _try_render(self.template, messages[: index + 1], tools)
             if stopped is None:
                 return ""
             if stopped.startswith(text[:end]):
                 alone = stopped[end:]
-            else:  # the template shows earlier turns differently once others follow
+            else:  # the template shows a turn differently once others follow
                 alone = stopped.rpartition(text[start:end])[2] if start < end else ""
-            rest = rest[: _common(rest, alone)]
+            rest = rest[: _common_prefix(rest, alone)]
         return rest
 
 
-def _marks(messages: list[dict], count: int) -> list[str]:
+def _placeholders(messages: list[dict], count: int) -> list[str]:
     """Strings that no message contains, in private-use characters that templates neither strip nor change."""
     everything = json.dumps(messages, ensure_ascii=False, default=str)
     fence = "\ue000"
@@ -256,7 +258,7 @@ def _like(content: object, mark: str) -> object:
 
 
 def _split(text: str, marks: list[str]) -> list[str] | None:
-    """Text between the marks, when each is there once and in order."""
+    """The text between the marks, if each one occurs exactly once and in order."""
     parts = []
     for mark in marks:
         before, found, text = text.partition(mark)
@@ -267,7 +269,7 @@ def _split(text: str, marks: list[str]) -> list[str] | None:
 
 
 def _join(parts: list[str], contents: list[str], text: str) -> list[Span] | None:
-    """Where the contents stand if `text` is exactly part, content, part, ...; None if it is not."""
+    """The spans of the contents if `text` is exactly part, content, part, ...; else None."""
     spans, at = [], 0
     for part, content in zip(parts, contents, strict=False):
         if not text.startswith(part, at) or not text.startswith(content, at + len(part)):
@@ -278,7 +280,6 @@ def _join(parts: list[str], contents: list[str], text: str) -> list[Span] | None
     return spans if text[at:] == parts[-1] else None
 
 
-def _common(a: str, b: str) -> int:
-    """Length of the longest common beginning."""
+def _common_prefix(a: str, b: str) -> int:
     size = min(len(a), len(b))
     return next((i for i in range(size) if a[i] != b[i]), size)

@@ -1,28 +1,28 @@
-"""The syntax tree of a chat template, rewritten so that lorawgpu.chat.sandbox can charge for what it does.
+"""Rewriting the syntax tree of a chat template so that lorawgpu.chat.sandbox can charge for what it does.
 
-Its filters have names that no template can spell: " counted" around what a loop goes over, " spend" before the body of
-a loop or a macro, " weighed" around what is compared, " sized" around what is newly made, " concat" for the operator ~.
+It inserts filters whose names no template can spell: " iterate" around the iterable of a loop, " body" at the start of
+the body of a loop or macro, " deep" around compared operands, " size" around new values, " concat" for the operator ~.
 """
 
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-TURN = 10  # units of a call, and of a turn of a loop beside its body
+STEP = 10  # units for a call, and for an iteration of a loop on top of its body
 
 
 class Charged(NodeTransformer):
-    """Puts filters around what has no hook of its own in jinja2."""
+    """Inserts filters where jinja2 has no hook."""
 
     def visit_For(self, node):
-        turn = TURN + (_size([node.test]) if node.test else 0)
+        units = STEP + (_size([node.test]) if node.test else 0)
         self._charge_body(node)
-        node.iter = _filter(node.iter, " counted", turn)
+        node.iter = _filter(node.iter, " iterate", units)
         return node
 
     def _charge_body(self, node):
-        spend = nodes.Const(_size(node.body), lineno=node.lineno)
+        units = nodes.Const(_size(node.body), lineno=node.lineno)
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_filter(spend, " spend"), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_filter(units, " body"), lineno=node.lineno))
         return node
 
     visit_Macro = visit_CallBlock = _charge_body
@@ -32,28 +32,28 @@ class Charged(NodeTransformer):
         return _filter(nodes.List(node.nodes, lineno=node.lineno), " concat")
 
     def visit_Compare(self, node):
-        """With a constant on one side, what is compared is no more than that; a search takes its whole right side."""
+        """A comparison with a constant costs no more than the constant; a search costs its whole right side."""
         self.generic_visit(node)
         searched = any(operand.op in ("in", "notin") for operand in node.ops)
         if searched or not any(isinstance(x, nodes.Const) for x in (node.expr, node.ops[0].expr)) or node.ops[1:]:
             for holder in (node, *node.ops):
                 if not isinstance(holder.expr, nodes.Const):
-                    holder.expr = _filter(holder.expr, " weighed")
+                    holder.expr = _filter(holder.expr, " deep")
         return node
 
     def visit_Getitem(self, node):
         self.generic_visit(node)
-        return _filter(node, " sized") if isinstance(node.arg, nodes.Slice) else node
+        return _filter(node, " size") if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node):
         self.generic_visit(node)
-        return _filter(node, " sized")
+        return _filter(node, " size")
 
     visit_Dict = visit_List
 
 
 def _size(body: list) -> int:
-    """Nodes in statements."""
+    """The number of nodes in these statements."""
     return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: the jinja2 environment that published ones expect, in a sandbox, and the choice between them."""
+"""Chat templates: choosing one, and rendering it in a sandbox with the globals that published templates expect."""
 
 import json
 from datetime import datetime
@@ -9,51 +9,49 @@ import jinja2
 import jinja2.ext
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.chat.content_independent import is_blind
+from lorawgpu.chat.content_independent import is_content_independent
 from lorawgpu.chat.sandbox import Budget, Sandbox
 from lorawgpu.errors import UserError
 
-MAX_TEMPLATE = 1 << 16  # characters; published ones have up to some ten thousand
-MAX_MESSAGE = 500  # characters of what a template says when it raises
-REASONING = ("reasoning_content", "thinking", "reasoning")  # keys under which a message's thoughts are published
-
-
-PROBE = "\ue002probe\ue002"  # no template has it
+MAX_TEMPLATE = 1 << 16  # characters; the longest published ones have some ten thousand
+MAX_MESSAGE = 500  # characters of a template's own error message
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys that data sets use for a message's reasoning
+PROBE = "\ue002probe\ue002"  # occurs in no template
 
 
 class TemplateFailed(UserError):
-    """The template raised, or hides a turn that should be trained; the caller adds file and line."""
+    """The template raised, or hides a turn to train; the caller adds file and line."""
 
 
 class ChatTemplate:
-    """A jinja2 template rendered in a sandbox with the globals that published templates expect.
+    """A Jinja template, rendered in a sandbox with the globals that published templates expect.
 
-    `special_tokens` (bos_token, eos_token, ...) are variables of the template. `strftime_now` answers with the moment
-    of creation, so that a conversation renders alike each time. UserError when the text is no template.
+    `special_tokens` (bos_token, eos_token, ...) are variables of the template. `strftime_now` uses the time of
+    creation, so that a conversation always renders the same. UserError if `source` is not a valid template.
     """
 
     def __init__(self, source: str, special_tokens: dict, now: datetime | None = None):
         self.source, self.special_tokens = source, dict(special_tokens)
         self.now = datetime.now() if now is None else now
         if len(source) > MAX_TEMPLATE:
-            raise UserError(f"the chat template has {len(source):,} characters; wanted at most {MAX_TEMPLATE:,}")
+            raise UserError(f"the chat template has {len(source):,} characters; at most {MAX_TEMPLATE:,} are allowed")
         try:
             with Budget(source):
                 self._template = _environment(self.now).from_string(source)
-            self._template.globals = dict(self._template.globals)  # every render copies them; of a ChainMap, slowly
+            self._template.globals = dict(self._template.globals)  # each render copies them, and a ChainMap is slow
         except jinja2.TemplateSyntaxError as error:
             why = f"line {error.lineno}: {_cut(error.message)}"
-            raise UserError(f"the chat template is not valid jinja2: {why}") from None
-        except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:  # Python's own compiler
+            raise UserError(f"the chat template is not valid Jinja: {why}") from None
+        except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:  # of Python's compiler
             raise UserError(f"the chat template cannot be compiled: {_cut(error) or 'nested too deeply'}") from None
 
-    def __reduce__(self):  # compiled templates do not pickle; worker processes compile their own
+    def __reduce__(self):  # compiled templates do not pickle: worker processes compile their own
         return ChatTemplate, (self.source, self.special_tokens, self.now)
 
     def render(self, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = False) -> str:
-        """The conversation as one text. TemplateFailed with the template's own words when it refuses.
+        """The conversation as a string. TemplateFailed with the template's own message if it raises.
 
-        A content is a string; for a template that shows nothing but lists of parts it becomes one part of type text.
+        Contents are strings; a template that only shows lists of parts gets each one as a part of type text.
         """
         return self._render(
             [_in_parts(m) for m in messages] if self._wants_parts else messages, tools, add_generation_prompt
@@ -61,7 +59,7 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether a content is shown as a list of parts, and not as a string."""
+        """Whether the template shows contents that are lists of parts, but not strings."""
 
         def shown(message: dict) -> bool:
             try:
@@ -69,13 +67,13 @@ class ChatTemplate:
             except TemplateFailed:
                 return False
 
-        asked = {"role": "user", "content": PROBE}
-        return not shown(asked) and shown(_in_parts(asked))
+        question = {"role": "user", "content": PROBE}
+        return not shown(question) and shown(_in_parts(question))
 
     @cached_property
-    def blind(self) -> bool:
-        """Whether what it puts around the contents depends on the roles alone (lorawgpu.chat.content_independent)."""
-        return is_blind(self._template.environment.parse(self.source))
+    def content_independent(self) -> bool:
+        """Whether the text around the contents depends on the roles alone (see lorawgpu.chat.content_independent)."""
+        return is_content_independent(self._template.environment.parse(self.source))
 
     def _render(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool) -> str:
         try:
@@ -87,19 +85,19 @@ class ChatTemplate:
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
                 )
-        except Exception as error:  # a template is foreign code: it can raise anything
-            raise TemplateFailed(f"the chat template refuses the conversation: {_cut(error)}") from None
+        except Exception as error:  # a template is untrusted code: it can raise anything
+            raise TemplateFailed(f"the chat template rejected the conversation: {_cut(error)}") from None
 
 
 def resolve_template(name: str | None, jinja: str | None, own: str | None, special_tokens: dict) -> ChatTemplate | None:
-    """The template a config asks for: a built-in by `name`, else `jinja` (a file or the text), else the model's own.
+    """The template to use: the built-in one called `name`, else `jinja` (a file or the source), else the model's `own`.
 
-    None when nothing is asked for and the model has none. UserError for an unknown name or both at once.
+    None if there is none of them. UserError for an unknown name, or if both `name` and `jinja` are given.
     """
     if name is not None and jinja is not None:
-        raise UserError("give either `chat_template` or `chat_template_jinja`, not both")
+        raise UserError("set either `chat_template` or `chat_template_jinja`, not both")
     if name is not None and name not in BUILT_IN:
-        raise UserError(f"chat_template `{name}` is unknown; wanted one of {', '.join(BUILT_IN)}")
+        raise UserError(f"unknown chat_template `{name}`; wanted one of {', '.join(BUILT_IN)}")
     if name is not None:
         return ChatTemplate(BUILT_IN[name], special_tokens)
     if jinja is not None:
@@ -121,7 +119,7 @@ def _environment(now: datetime) -> Sandbox:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: other tools' markers of what is trained. Shown as their inside."""
+    """`{% generation %}...{% endgeneration %}`, which other tools mask by: rendered as its contents."""
 
     tags = {"generation"}
 
@@ -131,7 +129,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    # jinja2's own filter escapes HTML; published templates expect plain JSON
+    # jinja2's filter escapes HTML; published templates expect plain JSON
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -145,10 +143,10 @@ def _in_parts(message: dict) -> dict:
 
 
 def _plain(message: dict) -> dict:
-    """Without empty keys, and with a reasoning under the names that templates read it by, as transformers does."""
+    """Without null keys, and with its reasoning under all the names that templates use, as transformers does it."""
     message = {k: v for k, v in message.items() if v is not None}
-    thought = next((message[k] for k in REASONING if k in message), None)
-    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+    reasoning = next((message[k] for k in REASONING if k in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _text_or_file(jinja: str) -> str:
@@ -158,6 +156,6 @@ def _text_or_file(jinja: str) -> str:
         return Path(jinja).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"chat template {jinja}: neither a template, nor a file that can be read ({error}), nor a built-in one "
+            f"chat template {jinja}: not a readable file ({error}), and neither Jinja source nor a built-in template "
             f"({', '.join(BUILT_IN)})"
         ) from None

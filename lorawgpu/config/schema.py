@@ -1,11 +1,10 @@
-"""The YAML schema of a training run: every key, its default, its meaning; typed and strict.
+"""The YAML schema of a training run: every key with its type, default and meaning.
 
-Names are PEFT's and axolotl's. A key that is not here is an error naming the nearest one, where one is near.
+Names are PEFT's and axolotl's. An unknown key is an error that names the nearest known one.
 
-Paths: a relative path to something read (`base_model`, `adapter`, `datasets`, `test_datasets`,
-`chat_template_jinja`) is looked up from the current directory, then beside the config file; `output_dir` and
-`dataset_prepared_path`, which are written, are taken from the current directory. All are absolute in the resolved
-config, so that it works from anywhere.
+Paths: inputs (`base_model`, `adapter`, `datasets`, `test_datasets`, `chat_template_jinja`) are looked up relative to
+the current directory, then to the config file; outputs (`output_dir`, `dataset_prepared_path`) are relative to the
+current directory. In the resolved config all of them are absolute, so that it works from anywhere.
 """
 
 import os
@@ -17,9 +16,18 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.config.source import Location, Problem, apply_override, dotted, explain, find_path, message, read_yaml
+from lorawgpu.config.source import (
+    Location,
+    Problem,
+    apply_override,
+    dotted,
+    explain,
+    find_path,
+    format_problems,
+    read_yaml,
+)
 from lorawgpu.config.types import (
-    MANY,
+    MAX_COUNT,
     Count,
     DataSet,
     DataSets,
@@ -35,11 +43,11 @@ from lorawgpu.config.types import (
 )
 from lorawgpu.data.formats import ROLES
 from lorawgpu.errors import UserError
-from lorawgpu.lora.peft_config import LARGEST
+from lorawgpu.lora.peft_config import MAX_RANK
 
 
 class TrainConfig(Section):
-    """One training run. Build it with `load_config`; frozen, so what was checked is what runs."""
+    """One training run. Build it with `load_config`. Frozen, so that what was checked is what runs."""
 
     # Model
     base_model: str = Field(min_length=1)
@@ -48,10 +56,10 @@ class TrainConfig(Section):
     """A PEFT adapter directory to continue from; its rank, alpha and targets are kept."""
     lora_r: int = Field(16, ge=1, le=1 << 14)
     """Rank."""
-    lora_alpha: int = Field(32, ge=1, le=LARGEST)
+    lora_alpha: int = Field(32, ge=1, le=MAX_RANK)
     """The adapter's output is scaled by alpha / r."""
     lora_dropout: Fraction = 0.0
-    """Probability of dropping an input element of the adapter path."""
+    """Dropout probability of the adapter's input."""
     lora_target_modules: Targets = "all-linear"
     """Module names, or `all-linear` for q, k, v, o, gate, up and down."""
     use_rslora: bool = False
@@ -63,75 +71,75 @@ class TrainConfig(Section):
     test_datasets: DataSets = []
     """What to evaluate on, as separate files."""
     val_set_size: HeldOut = 0
-    """Or: hold back this many samples (a count), or this fraction, of `datasets`."""
+    """Or: hold out this many samples (from 1 on), or this fraction (below 1), of `datasets`."""
     dataset_prepared_path: str | None = None
-    """Folder of the cache of tokenised data; left out: in the user's cache directory."""
+    """Folder of the token cache; by default in the user's cache directory."""
     dataset_num_proc: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Processes that tokenise; left out: one a core. The result is the same for any number."""
+    """Tokenizing processes; by default one per core. The result is the same for any number."""
     chat_template: Literal[tuple(BUILT_IN)] | None = None
     """A built-in chat template instead of the model's own."""
     chat_template_jinja: str | None = None
     """A Jinja file, or the template itself, instead of the model's own."""
     train_on_inputs: bool = False
-    """Put a loss on every token, the prompts' too."""
+    """Train on every token, including the prompts'."""
     roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(as_list)] = Field(["assistant"], min_length=1)
-    """Turns of these roles carry the loss."""
-    sequence_len: int = Field(512, ge=2, le=MANY)
-    """Longest sample, in tokens."""
+    """Train on the turns of these roles."""
+    sequence_len: int = Field(512, ge=2, le=MAX_COUNT)
+    """Maximum length of a sample in tokens."""
     excess_length_strategy: Literal["truncate", "drop", "raise"] = "drop"
-    """What happens to a longer sample; always counted and reported."""
+    """What to do with longer samples; they are always counted and reported."""
     sample_packing: bool = False
     """Fill each micro-batch with as many whole samples as fit into micro_batch_size * sequence_len tokens."""
 
-    # Optimisation
+    # Optimization
     micro_batch_size: Count = 1
-    """Samples of one forward and backward pass."""
+    """Samples per forward and backward pass."""
     gradient_accumulation_steps: Count = 1
-    """Micro-batches of one optimizer step."""
+    """Micro-batches per optimizer step."""
     num_epochs: Annotated[Positive, Field(le=10_000)] = 1.0
-    """Passes over the data; parts of one count."""
+    """Passes over the data; may be fractional."""
     max_steps: Count | None = None
-    """Optimizer steps; wins over num_epochs when given, as in transformers."""
+    """Optimizer steps; overrides num_epochs, as in transformers."""
     learning_rate: Positive = 2e-4
-    """At the peak of the schedule."""
+    """The peak learning rate."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "cosine"
-    """Course after the warmup: constant, or down to 0 at the last step."""
-    warmup_steps: int = Field(0, ge=0, le=MANY)
+    """After the warmup: constant, or down to 0 at the last step."""
+    warmup_steps: int = Field(0, ge=0, le=MAX_COUNT)
     """Steps over which the learning rate rises linearly from 0."""
     warmup_ratio: Fraction = 0.0
     """Or: the same as a fraction of all steps."""
     weight_decay: NotNegative = 0.0
-    """AdamW's decoupled decay, on all adapter tensors."""
+    """AdamW's decoupled weight decay, on all adapter tensors."""
     adam_beta1: Fraction = 0.9
     adam_beta2: Fraction = 0.999
-    adam_epsilon: Annotated[Number, Field(ge=1e-30)] = 1e-8  # 0 in float32 divides 0 by 0
+    adam_epsilon: Annotated[Number, Field(ge=1e-30)] = 1e-8  # much smaller ones are 0 in float32, for 0 / 0
     max_grad_norm: NotNegative = 1.0
-    """Clip the global gradient norm to this; 0 does not clip."""
+    """Clip the global gradient norm to this; 0 disables clipping."""
     seed: int = Field(42, ge=0, lt=2**32)
-    """Of the adapter's start, the order of the data and the dropout."""
+    """For the adapter's initialization, the order of the data and dropout."""
 
     # Memory and device
     gradient_checkpointing: bool = False
-    """Keep only each layer's input and compute the layer again in the backward pass: about a third of the memory, a
+    """Keep only each layer's input and recompute the layer in the backward pass: about a third of the memory for a
     fifth more time."""
     attn_implementation: Literal["flash", "chain"] = "flash"
-    """`chain` keeps the scores of every head: the slower check of `flash`."""
+    """`chain` stores the scores of every head: slower, and a check of `flash`."""
     device: Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)] | None = None
-    """auto, cpu, gpu, an index or part of a name; left out: LORAWGPU_DEVICE, then auto."""
+    """auto, cpu, gpu, an index or part of a name; by default LORAWGPU_DEVICE, or else auto."""
     max_dispatch_ms: Positive = 500.0
-    """Split the GPU's work into submits of at most about this long: Windows and macOS kill long ones."""
+    """Split the GPU's work into submits of at most about this duration: Windows and macOS kill long ones."""
 
-    # Watching and saving
+    # Logging and saving
     output_dir: str = Field("out", min_length=1)
     """The run directory: adapter, checkpoints, metrics, report."""
     logging_steps: Count = 10
-    """Steps between two lines of metrics.jsonl; the loss is read from the GPU only then."""
+    """Steps between lines of metrics.jsonl; only then is the loss read from the GPU."""
     eval_steps: Count | None = None
-    """Steps between two evaluations of the held-out data and the sample prompts."""
+    """Steps between evaluations of the held-out data and the sample prompts."""
     save_steps: Count = 100
-    """Steps between two checkpoints: what a crash can cost."""
+    """Steps between checkpoints: the most that a crash can cost."""
     save_total_limit: Count = 3
-    """The newest checkpoints kept; the best one is kept besides."""
+    """How many of the newest checkpoints to keep, in addition to the best one."""
     early_stopping_patience: Count | None = None
     """Stop after this many evaluations in a row without a better held-out loss."""
     max_bad_steps: Count = 10
@@ -149,15 +157,15 @@ class TrainConfig(Section):
         return self
 
     def combination_problems(self) -> list[tuple[set[str], str]]:
-        """(keys involved, what is wrong) for keys that are fine alone but not together."""
+        """(keys involved, what is wrong) for values that are valid by themselves but not together."""
         held_out = bool(self.val_set_size or self.test_datasets)
         rules = [
             (self.warmup_steps and self.warmup_ratio, {"warmup_steps", "warmup_ratio"},
              "warmup_steps and warmup_ratio are both set: set one of them to 0"),
             (self.max_steps and self.warmup_steps > self.max_steps, {"warmup_steps", "max_steps"},
-             f"warmup_steps {self.warmup_steps} is beyond max_steps {self.max_steps}: the warmup would never end"),
+             f"warmup_steps {self.warmup_steps} is more than max_steps {self.max_steps}: the warmup would never end"),
             (self.val_set_size and self.test_datasets, {"val_set_size", "test_datasets"},
-             "val_set_size and test_datasets are both set: hold back a part, or name separate files"),
+             "val_set_size and test_datasets are both set: remove one of them"),
             (self.chat_template and self.chat_template_jinja, {"chat_template", "chat_template_jinja"},
              "chat_template and chat_template_jinja are both set: remove one of them"),
             (self.eval_steps and not (held_out or self.sample_prompts), {"eval_steps", "val_set_size", "test_datasets"},
@@ -169,15 +177,15 @@ class TrainConfig(Section):
         return [(keys, text) for broken, keys, text in rules if broken]
 
     def dump_yaml(self) -> str:
-        """The resolved config as YAML, every key present; `load_config` reads it back to an equal config.
+        """The resolved config as YAML with every key, which `load_config` reads back to an equal config.
 
-        Only what an adapter to continue from decides by itself is left out, unless the user set it.
+        Left out are only keys that the adapter to continue from determines, unless the user set them.
         """
         kept_by_adapter = ADAPTER_KEYS - self.model_fields_set if self.adapter else set()
         return yaml.safe_dump(self.model_dump(exclude=kept_by_adapter), sort_keys=False, allow_unicode=True)
 
     def resume_identity(self) -> dict[str, Any]:
-        """The settings that a checkpoint can not be resumed without: they shape the adapter and the order of data."""
+        """The settings that must not change on resume: they shape the adapter and the order of the data."""
         return {key: self.model_dump()[key] for key in sorted(RESUME_KEYS)}
 
 
@@ -188,8 +196,8 @@ RESUME_KEYS = ADAPTER_KEYS | {
 }  # fmt: skip
 
 
-EXPLAINED = 100  # problems put into our own words: looking for the nearest key takes milliseconds
-# What other tools call a key, where plain likeness would find the wrong one.
+MAX_EXPLAINED = 100  # problems in our own words: finding the nearest key takes milliseconds
+# Other tools' names of keys, where spelling alone would find the wrong one.
 SYNONYMS = {
     "batch_size": "micro_batch_size", "epoch": "num_epochs", "epochs": "num_epochs", "lora_model_dir": "adapter",
     "lora_target_linear": "lora_target_modules", "lr": "learning_rate", "max_length": "sequence_len",
@@ -204,22 +212,22 @@ WRITTEN_PATHS = ("output_dir", "dataset_prepared_path")
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a config file and apply `--set` overrides (`key=value`).
 
-    UserError with every problem of the file in one message, each with its line: unknown keys, wrong values, keys that
-    do not go together, paths that do not exist. Nothing heavy is touched.
+    UserError with all problems of the file in one message, each with its line: unknown keys, wrong values, keys that
+    do not go together, paths that do not exist. No file that the config names is opened.
     """
     path = Path(path)
     source = read_yaml(path)
-    touched = [apply_override(source.data, text) for text in overrides]
+    overridden = [apply_override(source.data, text) for text in overrides]
     problems = source.problems + _resolve_paths(source.data, [Path.cwd(), path.absolute().parent])
     config, wrong = _validate(source.data)
     problems += wrong
     if problems:
-        raise UserError(message(path, problems, source.lines, touched))
+        raise UserError(format_problems(path, problems, source.lines, overridden))
     return config
 
 
 def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[Problem]:
-    """Make the paths in `data` absolute, in place; what is no text is left to the schema to refuse."""
+    """Make the paths in `data` absolute, in place; values that are not strings are left to the schema."""
     problems = []
 
     def resolve(holder: Any, key: str, where: Location, hub: bool) -> None:
@@ -237,7 +245,7 @@ def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[Problem]:
         for index, item in enumerate(data[key] if isinstance(data.get(key), list) else []):
             resolve(item, "path", (key, index, "path"), True)
     template = data.get("chat_template_jinja")
-    if isinstance(template, str) and "{" not in template:  # a template without a tag would be no template
+    if isinstance(template, str) and "{" not in template:  # else it is the template itself
         resolve(data, "chat_template_jinja", ("chat_template_jinja",), False)
     data.setdefault("output_dir", TrainConfig.model_fields["output_dir"].default)
     for key in WRITTEN_PATHS:
@@ -248,20 +256,20 @@ def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[Problem]:
     return problems
 
 
-def _keys_beside(where: Location) -> Sequence[str]:
+def _sibling_keys(where: Location) -> Sequence[str]:
     return list((TrainConfig if len(where) == 1 else DataSet).model_fields)
 
 
 def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[Problem]]:
-    """The config, or what is wrong with it: with each key, then with the combinations of the keys that are right."""
+    """The config, or its problems: those of single keys, then those of combinations of the remaining ones."""
     problems, good = [], data
     try:
         config = TrainConfig.model_validate(data, context={"keys_alone": True})
     except ValidationError as error:
         config = None
         errors = error.errors(include_url=False)
-        problems = [explain(e, _keys_beside, SYNONYMS) for e in errors[:EXPLAINED]]
-        problems += [Problem(tuple(e["loc"]), e["msg"]) for e in errors[EXPLAINED:]]
+        problems = [explain(e, _sibling_keys, SYNONYMS) for e in errors[:MAX_EXPLAINED]]
+        problems += [Problem(tuple(e["loc"]), e["msg"]) for e in errors[MAX_EXPLAINED:]]
         wrong = {problem.where[0] for problem in problems}
         good = {key: value for key, value in data.items() if key not in wrong}
         stand_ins = {"base_model": "-", "datasets": [{"path": "-"}]}
@@ -276,7 +284,7 @@ def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[Problem]]:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of the config file, for editors."""
+    """The JSON schema of the config file, for editors."""
     schema = TrainConfig.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     return schema

@@ -1,6 +1,6 @@
-"""Where a config's values come from: a YAML file with its line numbers, `--set` overrides, paths found on disk.
+"""Reading a config's values: a YAML file with its line numbers, `--set` overrides, and paths looked up on disk.
 
-Nothing here knows a key of the schema (lorawgpu/config.py).
+Nothing here knows the keys of the schema.
 """
 
 import glob
@@ -17,20 +17,20 @@ import yaml
 from lorawgpu.errors import UserError
 from lorawgpu.util.suggest import nearest
 
-MAX_BYTES = 1 << 20  # no config is larger; a data file passed by mistake is
-MAX_DEPTH = 4  # of line numbers; the schema is two levels deep
+MAX_BYTES = 1 << 20  # no config is larger, but a data file passed by mistake is
+MAX_DEPTH = 4  # of keys whose line is recorded; the schema is two levels deep
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-MAX_PROBLEMS = 10  # that a message lists, each with at most MAX_TEXT characters
-MAX_TEXT = 400
+MAX_PROBLEMS = 10  # in a message
+MAX_TEXT = 400  # characters of a problem
 
 
 class _Short(reprlib.Repr):
-    """Two levels only: aliases can make a value that takes for ever to print."""
+    """Prints only two levels: YAML aliases can make a value that takes forever to print."""
 
     maxlevel = 2
 
     def repr_int(self, value: int, level: int) -> str:
-        """Python prints no number of more than some thousand digits."""
+        """Python does not print numbers of more than a few thousand digits."""
         bits = value.bit_length()
         return super().repr_int(value, level) if bits < 1000 else f"<a number of {bits} bits>"
 
@@ -42,11 +42,11 @@ class _Short(reprlib.Repr):
 
 
 _SHORT = _Short()
-# What pydantic says of some mistakes is Python's, not a user's.
+# Instead of messages of pydantic that only a Python programmer would understand.
 _WANTED = {"bool_type": "wanted true or false", "too_short": "wanted at least one"}
 _FILE_SUFFIXES = {".csv", ".gguf", ".gz", ".jinja", ".json", ".jsonl", ".parquet", ".safetensors", ".txt", ".zst"}
 
-_TEXT = "tag:yaml.org,2002:str"  # what a key of a config must be
+_STRING_TAG = "tag:yaml.org,2002:str"
 
 Location = tuple[str | int, ...]
 
@@ -56,20 +56,20 @@ class Problem(NamedTuple):
     text: str
 
 
-class Source(NamedTuple):
+class ParsedYaml(NamedTuple):
     data: dict[str, Any]
-    lines: dict[Location, int]  # first line of each key and list item, counted from 1
+    lines: dict[Location, int]  # first line of each key and list item, from 1
     problems: list[Problem]
 
 
-def read_yaml(path: Path) -> Source:
-    """Read a mapping. UserError, with file and line, for what is not UTF-8, not YAML or not a mapping."""
+def read_yaml(path: Path) -> ParsedYaml:
+    """Read a YAML mapping. UserError, with file and line, unless it is UTF-8, YAML and a mapping."""
     try:
         raw = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
     except OSError as error:
         raise UserError(f"{path}: cannot read the config: {error.strerror}") from None
     if raw is None:
-        raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; wanted a YAML config, is this the data?")
+        raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; wanted a YAML config (is this the data?)")
     try:
         loader = yaml.SafeLoader(raw.decode("utf-8-sig"))
         node = loader.get_single_node()
@@ -77,27 +77,27 @@ def read_yaml(path: Path) -> Source:
         problems: list[Problem] = []
         _walk(node, (), lines, problems)
         data = None if node is None else loader.construct_document(node)
-        problems += _odd_keys(node)  # construction put what is merged (`<<`) among the keys
+        problems += _non_string_keys(node)  # after construction, which has resolved merge keys (`<<`)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}: save the file as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         if error.context == "expected a single document in the stream":
-            raise UserError(f"{path}{line}: a second YAML document begins here; wanted one, without `---`") from None
-        raise UserError(f"{path}{line}: not YAML: {error.problem or error.context}") from None
+            raise UserError(f"{path}{line}: a second YAML document starts here; wanted just one, no `---`") from None
+        raise UserError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2024-99-99
-        raise UserError(f"{path}: not YAML: {str(error) or type(error).__name__}") from None
+        raise UserError(f"{path}: not valid YAML: {str(error) or type(error).__name__}") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path}: holds {_kind(data)}; wanted `key: value` lines")
-    return Source({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
+        raise UserError(f"{path}: contains {_kind(data)}; wanted `key: value` lines")
+    return ParsedYaml({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
 
 
-def _odd_keys(node) -> list[Problem]:
-    """Keys that YAML reads as no text, such as `on` or `1.5`."""
-    keys = [key for key, _ in node.value if key.tag != _TEXT] if isinstance(node, yaml.MappingNode) else []
+def _non_string_keys(node) -> list[Problem]:
+    """Keys that are not strings in YAML, such as `on` or `1.5`."""
+    keys = [key for key, _ in node.value if key.tag != _STRING_TAG] if isinstance(node, yaml.MappingNode) else []
     read_as = [(key.value if isinstance(key, yaml.ScalarNode) else "?", key.tag.rpartition(":")[2]) for key in keys]
-    return [Problem((key,), f"{key}: unknown key; YAML reads it as {kind}, no text") for key, kind in read_as]
+    return [Problem((key,), f"{key}: unknown key; YAML reads it as {kind}, not a string") for key, kind in read_as]
 
 
 def _kind(value: Any) -> str:
@@ -105,7 +105,7 @@ def _kind(value: Any) -> str:
 
 
 def _walk(node, where: Location, lines: dict[Location, int], problems: list[Problem]) -> None:
-    """Note the line of every key and item, and every key that is there twice (YAML would take the last silently)."""
+    """Record the line of every key and item, and duplicate keys (YAML would silently use the last one)."""
     if len(where) >= MAX_DEPTH:
         return
     if isinstance(node, yaml.SequenceNode):
@@ -130,10 +130,10 @@ def dotted(where: Location) -> str:
 
 
 def apply_override(data: dict[str, Any], text: str) -> Location:
-    """Set `key=value` (a value in YAML, a key such as `datasets.0.path`) in `data`; return the key as a location.
+    """Set `key=value` (a key such as `datasets.0.path`, a value in YAML) in `data`; return the key as a location.
 
-    What is no YAML (`*.csv`, `{{ a }}`: a shell has taken the quotes) is text, which the schema may then refuse. An
-    index one past the end of a list appends. UserError for anything that cannot be set.
+    A value that is not YAML (`*.csv`, `{{ a }}`: the shell ate the quotes) is a string, which the schema may reject.
+    An index one past the end of a list appends. UserError for a key that cannot be set.
     """
     key, equals, value_text = text.partition("=")
     where = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
@@ -147,7 +147,7 @@ def apply_override(data: dict[str, Any], text: str) -> Location:
     for depth, part in enumerate(where):
         fits = isinstance(target, list) if isinstance(part, int) else isinstance(target, dict)
         if not fits or (isinstance(part, int) and part > len(target)):
-            raise UserError(f"--set {text}: {_lacks(target, dotted(where[:depth]) or 'the config', part)}")
+            raise UserError(f"--set {text}: {_why_not_settable(target, dotted(where[:depth]) or 'the config', part)}")
         if isinstance(part, int) and part == len(target):
             target.append(None)
         if depth == len(where) - 1:
@@ -161,22 +161,21 @@ def apply_override(data: dict[str, Any], text: str) -> Location:
     return where
 
 
-def _lacks(target: Any, name: str, part: str | int) -> str:
-    """Why `part` is no place to set in `target`."""
+def _why_not_settable(target: Any, name: str, part: str | int) -> str:
     if not isinstance(target, list | dict):
         return f"{name} is {_SHORT.repr(target)}, which has no entry {part!r}"
     if isinstance(target, dict):
-        return f"{name} has keys and no entry {part!r}"
+        return f"{name} has keys, not an entry {part!r}"
     if isinstance(part, str):
-        return f"{name} is a list: wanted a number where {part!r} is, such as {name}.0"
-    held = "it has none" if not target else f"it has {len(target)}, counted from 0"
-    return f"{name} has no entry {part}: {held}, and {len(target)} adds one"
+        return f"{name} is a list; wanted a number instead of {part!r}, such as {name}.0"
+    size = "it is empty" if not target else f"it has {len(target)}, counted from 0"
+    return f"{name} has no entry {part}: {size}; use {len(target)} to add one"
 
 
 def find_path(value: str, folders: list[Path], hub: bool) -> str:
-    """The absolute path of what `value` names in the first of `folders` that has it (globs included).
+    """The absolute path of `value` (which may be a glob) in the first of `folders` that has it.
 
-    `builtin:NAME` stays as it is, and with `hub` so does what can only be owner/name. ValueError when nothing is there.
+    `builtin:NAME` is returned unchanged, and so is a hub name if `hub`. ValueError if nothing is found.
     """
     if value.startswith("builtin:"):
         return value
@@ -186,28 +185,30 @@ def find_path(value: str, folders: list[Path], hub: bool) -> str:
             return candidate
     if hub and _HUB_NAME.fullmatch(value) and Path(value).suffix.lower() not in _FILE_SUFFIXES:
         return value
-    looked = "" if Path(value).expanduser().is_absolute() else f" in {' or '.join(dict.fromkeys(map(str, folders)))}"
-    raise ValueError(f"{value!r} does not exist{looked}" + ("; a hub name is owner/name" if hub else ""))
+    where = "" if Path(value).expanduser().is_absolute() else f" in {' or '.join(dict.fromkeys(map(str, folders)))}"
+    raise ValueError(f"{value!r} does not exist{where}" + ("; a hub name is owner/name" if hub else ""))
 
 
-def message(path: Path, problems: Sequence[Problem], lines: dict[Location, int], touched: list[Location]) -> str:
-    """All problems of a file in one text, by line; `touched` are the keys that came from `--set` instead."""
+def format_problems(
+    path: Path, problems: Sequence[Problem], lines: dict[Location, int], overridden: list[Location]
+) -> str:
+    """One message for all problems of a file, sorted by line. `overridden`: the keys that were set by `--set`."""
 
     def line_of(where: Location) -> float:
-        """Of the innermost key that has one; infinity: set by --set; 0: the file says nothing of it."""
+        """The line of the innermost key that has one; infinity if it comes from --set, 0 if it is in neither."""
         for end in range(len(where), 0, -1):
-            if where[:end] in touched or where[:end] not in lines and where[:end] in made:
+            if where[:end] in overridden or where[:end] not in lines and where[:end] in parents:
                 return math.inf
             if where[:end] in lines:
                 return lines[where[:end]]
         return 0
 
-    made = {where[:end] for where in touched for end in range(1, len(where))}  # keys that --set went through
+    parents = {where[:end] for where in overridden for end in range(1, len(where))}
     texts = []
     for problem in sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem.where)):
         line = line_of(problem.where)
-        place = "--set: " if line == math.inf else f"line {line}: " if line else ""
-        texts.append(place + (problem.text if len(problem.text) <= MAX_TEXT else problem.text[:MAX_TEXT] + "..."))
+        prefix = "--set: " if line == math.inf else f"line {line}: " if line else ""
+        texts.append(prefix + (problem.text if len(problem.text) <= MAX_TEXT else problem.text[:MAX_TEXT] + "..."))
     if len(texts) == 1:
         return f"{path}: {texts[0]}"
     more = [f"and {len(texts) - MAX_PROBLEMS} more"] if len(texts) > MAX_PROBLEMS else []
@@ -215,21 +216,21 @@ def message(path: Path, problems: Sequence[Problem], lines: dict[Location, int],
 
 
 def explain(
-    error: dict[str, Any], keys_beside: Callable[[Location], Sequence[str]], synonyms: dict[str, str]
+    error: dict[str, Any], sibling_keys: Callable[[Location], Sequence[str]], synonyms: dict[str, str]
 ) -> Problem:
-    """One of pydantic's errors in words: the key, what it got, what was wanted.
+    """One of pydantic's errors as a message: the key, the value, what was wanted.
 
-    An unknown key is answered with its synonym or else the nearest of `keys_beside(location)`, where one is near.
+    For an unknown key it names its synonym, or else the nearest of `sibling_keys(location)`, if one is near.
     """
     where = tuple(error["loc"])
     if error["type"] == "extra_forbidden":
         key = str(where[-1])
-        meant = synonyms.get(key) or nearest(key, keys_beside(where))
+        meant = synonyms.get(key) or nearest(key, sibling_keys(where))
         hint = f"the nearest one is {meant!r}" if meant else "`lorawgpu train --schema` lists all"
         return Problem(where, f"{dotted(where)}: unknown key; {hint}")
     if error["type"] == "missing":
-        return Problem(where, f"{dotted(where)}: missing, and it has no default")
+        return Problem(where, f"{dotted(where)}: missing; this key is required")
     if error["type"] == "invalid_key":
-        return Problem(where, f"{dotted(where[:-1])}: the key {_SHORT.repr(error['input'])} is no text")
+        return Problem(where, f"{dotted(where[:-1])}: the key {_SHORT.repr(error['input'])} is not a string")
     wanted = _WANTED.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     return Problem(where, f"{dotted(where)}: got {_SHORT.repr(error['input'])}; {wanted[0].lower()}{wanted[1:]}")

@@ -1,4 +1,4 @@
-"""What a key of the config may hold, and what is said of a value that it may not; an entry of `datasets`."""
+"""The types of config values with their error messages, and the entries of `datasets`."""
 
 import re
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def _number_from_text(value):
-    """`1e-4` is a string to YAML 1.1, which wants `1.0e-4`; people write the former."""
+    """People write `1e-4`, which is a string in YAML 1.1: that wants `1.0e-4`."""
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
@@ -40,7 +40,7 @@ def _targets(value):
         raise ValueError("wanted a list of module names, or all-linear")
     for name in value:
         if name.split(".")[-1] not in LINEAR_MODULES:
-            raise ValueError(f"no module is called {name!r}; wanted some of {', '.join(LINEAR_MODULES)}")
+            raise ValueError(f"unknown module {name!r}; wanted some of {', '.join(LINEAR_MODULES)}")
     return value
 
 
@@ -52,7 +52,7 @@ def _val_set_size(value):
 
 def _fits_float32(value):
     if value > 1e30:
-        raise ValueError("input should be at most 1e30, which float32 holds")
+        raise ValueError("wanted at most 1e30, to fit a float32")
     return value
 
 
@@ -60,8 +60,8 @@ Number = Annotated[float, BeforeValidator(_number_from_text), Field(allow_inf_na
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
-MANY = 2**31 - 1  # beyond every count that makes sense; larger ones overflow what is computed from them
-Count = Annotated[int, Field(ge=1, le=MANY)]
+MAX_COUNT = 2**31 - 1  # more than any count that makes sense; larger ones would overflow in later computations
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size)]
 Targets = Annotated[Literal["all-linear"] | list[str], BeforeValidator(_targets)]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
@@ -76,9 +76,9 @@ class DataSet(Section):
     path: str = Field(min_length=1)
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
     type: Format | None = None
-    """The format; recognised by the keys of the records when left out."""
+    """The format; by default detected from the keys of the records."""
     weight: Annotated[Number, Field(ge=LIGHTEST, le=HEAVIEST)] = 1.0
-    """How often an epoch sees each of its samples."""
+    """How many times per epoch each sample is used."""
 
 
 DataSets = Annotated[list[Annotated[DataSet, BeforeValidator(_data_set)]], BeforeValidator(_data_sets)]

@@ -1,1 +1,1 @@
-"""Files to records to token ids to micro-batches."""
+"""From files to records to token ids to micro-batches."""

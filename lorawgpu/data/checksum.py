@@ -1,6 +1,6 @@
-"""What the files of a token store were when it was written, so that a damaged one is not trained on.
+"""Checksums of a token store, so that a damaged cache is never trained on.
 
-CRC-32 of all bytes: it finds what a disk, a cut or a stray write does, at gigabytes a second.
+CRC-32 over every byte: it catches disk faults, truncation and stray writes, at gigabytes a second.
 """
 
 import json
@@ -11,18 +11,18 @@ META = "meta.json"
 BLOCK = 16 << 20
 
 
-class Damaged(Exception):
-    """A store that is not what was written."""
+class CorruptStore(Exception):
+    """A store whose files do not match their checksums; the message is the name of the file."""
 
 
-class Sum:
-    """Size and CRC-32 of bytes that come piece by piece."""
+class Checksum:
+    """Size and CRC-32 of data that arrives in pieces."""
 
     def __init__(self):
         self.bytes = self.crc32 = 0
 
     def add(self, data) -> None:
-        """`data`: bytes, or an array that lies in one piece."""
+        """`data`: bytes, or a contiguous array."""
         view = memoryview(data).cast("B") if len(data) else b""
         self.bytes += len(view)
         self.crc32 = zlib.crc32(view, self.crc32)
@@ -31,41 +31,41 @@ class Sum:
         return [self.bytes, self.crc32]
 
 
-def seal(meta: dict, files: dict[str, Sum]) -> str:
-    """The text of `meta.json`: what `meta` says, with the sums of the files and of itself."""
-    whole = meta | {"files": {name: total.as_list() for name, total in files.items()}}
-    return json.dumps(whole | {"sum": _sum_of(whole)}, ensure_ascii=False, indent=1)
+def dump_meta(meta: dict, files: dict[str, Checksum]) -> str:
+    """The text of `meta.json`: `meta` plus the checksums of `files` and of the metadata itself."""
+    full = meta | {"files": {name: checksum.as_list() for name, checksum in files.items()}}
+    return json.dumps(full | {"sum": _meta_crc(full)}, ensure_ascii=False, indent=1)
 
 
-def unseal(folder: Path) -> dict:
-    """What `meta.json` says. Damaged, saying which file, when one of the store is missing or another than it was."""
+def load_meta(folder: Path) -> dict:
+    """The metadata of a store. Raises CorruptStore if any of its files is missing or does not match its checksum."""
     try:
         meta = json.loads((folder / META).read_text("utf-8"))
-        whole = meta.pop("sum") == _sum_of(meta)
-        files = meta.pop("files").items() if whole else ()
+        intact = meta.pop("sum") == _meta_crc(meta)
+        files = meta.pop("files").items() if intact else ()
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise Damaged(META)
+        intact = False
+    if not intact:
+        raise CorruptStore(META)
     for name, expected in files:
-        if _sum_of_file(folder / name, expected[0]) != expected:
-            raise Damaged(name)
+        if _file_checksum(folder / name, expected[0]) != expected:
+            raise CorruptStore(name)
     return meta
 
 
-def _sum_of(meta: dict) -> int:
+def _meta_crc(meta: dict) -> int:
     return zlib.crc32(json.dumps(meta, sort_keys=True).encode())
 
 
-def _sum_of_file(path: Path, size: int) -> list[int] | None:
-    """None where the file is missing or has another size, which is known without reading it."""
-    total = Sum()
+def _file_checksum(path: Path, size: int) -> list[int] | None:
+    """None if the file is missing or its size differs from `size`, which is known without reading it."""
+    checksum = Checksum()
     try:
         if path.stat().st_size != size:
             return None
         with path.open("rb", buffering=0) as file:
             while block := file.read(BLOCK):
-                total.add(block)
+                checksum.add(block)
     except OSError:
         return None
-    return total.as_list()
+    return checksum.as_list()

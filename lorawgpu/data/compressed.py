@@ -1,4 +1,4 @@
-"""The bytes of data files, gzipped and zstandard-compressed ones decompressed on the way, and only so far."""
+"""Reading data files as bytes, decompressing gzip and zstandard up to a limit."""
 
 import gzip
 import io
@@ -8,35 +8,36 @@ from typing import BinaryIO
 from lorawgpu.errors import UserError
 
 COMPRESSED = (".gz", ".zst")
-# How far a compressed file may expand beyond its first 8 MiB: text shrinks to a tenth, with a prompt that every record
-# repeats to a hundredth, a bomb to a thousandth and less. Less where all of it is in memory at once.
+# How far a compressed file may expand beyond its first 8 MiB. Text compresses about 10:1, or 100:1 if every record
+# repeats the same prompt; a decompression bomb 1000:1 and more. Files that are held in memory whole get less.
 MAX_EXPANSION, MAX_WHOLE = 200, 32
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """The bytes of a file, decompressed on the way."""
+    """The (decompressed) bytes of a file. UserError if zstandard is needed and not installed."""
     if path.suffix.lower() == ".gz":
         return _bounded(path, gzip.open(path, "rb"))
     if path.suffix.lower() == ".zst":
         try:
             import zstandard
         except ImportError:
-            raise UserError(f"{path}: reading .zst needs the extra `zstd`: pip install 'lorawgpu[zstd]'") from None
+            raise UserError(f"{path}: reading .zst files needs zstandard: pip install zstandard") from None
         decompressor = zstandard.ZstdDecompressor()
         return _bounded(path, decompressor.stream_reader(path.open("rb"), read_across_frames=True, closefd=True))
     return path.open("rb")
 
 
 def limit(path: Path, expansion: int) -> int:
+    """The most bytes that the file may decompress to."""
     return (8 << 20) + expansion * path.stat().st_size
 
 
 def bomb(path: Path, expansion: int) -> UserError:
-    return UserError(f"{path}: expands more than {expansion}-fold; if you trust it, store it uncompressed")
+    return UserError(f"{path}: expands more than {expansion}-fold; if you trust this file, decompress it first")
 
 
 def read_whole(path: Path, stream: BinaryIO) -> bytes:
-    """All of a stream; UserError when it is a compressed file that becomes too much at once."""
+    """The whole stream. UserError if it is compressed and expands too far to be held in memory."""
     if path.suffix.lower() not in COMPRESSED:
         return stream.read()
     data = stream.read(limit(path, MAX_WHOLE) + 1)
@@ -50,7 +51,7 @@ def _bounded(path: Path, stream: BinaryIO) -> BinaryIO:
 
 
 class _Bounded(io.RawIOBase):
-    """A decompressed stream that ends in a UserError when it is far longer than its file."""
+    """A decompressing stream that raises UserError once it has expanded too far."""
 
     def __init__(self, path: Path, stream: BinaryIO):
         self.path, self.stream, self.left = path, stream, limit(path, MAX_EXPANSION)

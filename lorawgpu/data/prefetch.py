@@ -1,4 +1,4 @@
-"""Prepare the next items of an iterator in a thread while the current one is worked on."""
+"""Prepare the next items of an iterator in a background thread."""
 
 import queue
 import threading
@@ -8,9 +8,9 @@ DEPTH = 2
 
 
 class Prefetch:
-    """Iterates over `items`, at most `depth` of them ahead; what the iterator raises is raised here, in its place.
+    """Iterates over `items`, at most `depth` ahead; an exception of the iterator is raised where its item was due.
 
-    A context manager: leaving it ends the thread.
+    A context manager: leaving it stops the thread.
     """
 
     def __init__(self, items: Iterable, depth: int = DEPTH):

@@ -1,4 +1,4 @@
-"""What will be trained, shown token by token before anything heavy is loaded."""
+"""A preview of the training data, token by token, without loading the model."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ GREEN, RESET = "\x1b[30;42m", "\x1b[0m"
 OPEN, CLOSE = (
     "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}",
     "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}",
-)  # marks where there is no colour
+)  # where the output has no color
 
 
 def preview_lines(
-    stores: Sequence[TokenStore], tokenizer: Tokenizer | None, count: int, as_json: bool, colour: bool
+    stores: Sequence[TokenStore], tokenizer: Tokenizer | None, count: int, as_json: bool, color: bool
 ) -> Iterator[str]:
-    """Lines to print for the first `count` samples in file order, then the counts of all.
+    """Lines to print: the first `count` samples in file order, then the counts of all.
 
-    As JSON: `{"line", "input_ids", "labels", "text"}` a sample, then one line of counts. As text: trained tokens on
-    green, or in brackets without `colour`.
+    As JSON: one `{"line", "input_ids", "labels", "text"}` per sample, then one line of counts. As text: target tokens
+    on green, or in brackets if not `color`.
     """
     for store, index in _first(stores, count):
         sample, (file, line) = store[index], store.place(index)
@@ -31,60 +31,60 @@ def preview_lines(
             text = None if tokenizer is None else tokenizer.decode(ids)
             yield json.dumps({"line": line, "input_ids": ids, "labels": labels, "text": text}, ensure_ascii=False)
         else:
-            yield f"{file}, line {line}: {len(sample)} tokens, {sample.targets} trained"
-            yield marked(sample, tokenizer, colour) + "\n"
+            yield f"{file}, line {line}: {len(sample)} tokens, {sample.targets} of them targets"
+            yield marked(sample, tokenizer, color) + "\n"
     counts = sum((store.counts for store in stores), Counts())
     yield json.dumps(counts.as_dict()) if as_json else summary(counts)
     if not as_json:
         yield from (f"  skipped: {line}" for store in stores for line in store.skipped)
 
 
-def marked(sample: Sample, tokenizer: Tokenizer | None, colour: bool) -> str:
-    """The text of a sample with its trained tokens marked; ids stand for text where there is no tokenizer."""
-    opening, closing = (GREEN, RESET) if colour else (OPEN, CLOSE)
-    trained = sample.labels != IGNORE
-    trained[:1] = False  # the first token has nothing before it: it never carries loss
-    borders = [*(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(sample)]
+def marked(sample: Sample, tokenizer: Tokenizer | None, color: bool) -> str:
+    """The text of a sample with its target tokens marked; token ids instead of text if there is no tokenizer."""
+    opening, closing = (GREEN, RESET) if color else (OPEN, CLOSE)
+    is_target = sample.labels != IGNORE
+    is_target[:1] = False  # nothing predicts the first token
+    borders = [*(np.flatnonzero(np.diff(is_target)) + 1).tolist(), len(sample)]
     out, start = "", 0
     shown = ""
     for end in borders:
         if tokenizer is None:
             piece = " ".join(str(i) for i in sample.input_ids[start:end]) + " "
-        else:  # some decoders treat the first token of a text apart: so decode from the start each time
-            whole = tokenizer.decode(sample.input_ids[:end].tolist())
-            piece, shown = whole[len(shown) :], whole
-        out += f"{opening}{piece}{closing}" if trained[start] else piece
+        else:  # decode from the start each time: some decoders treat the first token specially
+            decoded = tokenizer.decode(sample.input_ids[:end].tolist())
+            piece, shown = decoded[len(shown) :], decoded
+        out += f"{opening}{piece}{closing}" if is_target[start] else piece
         start = end
     return out
 
 
 def summary(counts: Counts) -> str:
-    """One line of counts; more where nothing would teach the model to stop, or tokens lie across a border."""
-    line = (
-        f"{counts.samples} samples, {counts.tokens} tokens, {counts.trained_tokens} trained, "
+    """One line of counts, and a line of advice for each thing that looks wrong."""
+    text = (
+        f"{counts.samples} samples, {counts.tokens} tokens ({counts.trained_tokens} targets), "
         f"{counts.truncated} truncated, {counts.dropped} dropped, {counts.skipped} bad lines skipped"
     )
     if counts.dropped:
-        line += (
-            f"\nnote: {counts.dropped} samples are left out: they, or what is trained of them, lie beyond "
-            "sequence_len. Raise it, or set excess_length_strategy: truncate"
+        text += (
+            f"\nnote: {counts.dropped} samples dropped: they, or all their target tokens, are beyond sequence_len. "
+            "Raise it, or set excess_length_strategy: truncate"
         )
-    if counts.endless:
-        line += (
-            f"\nwarning: in {counts.endless} samples the chat template puts no end mark after the answer: "
-            "the model will not learn to stop"
+    if counts.missing_eos:
+        text += (
+            f"\nwarning: in {counts.missing_eos} samples the chat template ends the answer without an end-of-turn "
+            "token: the model will not learn to stop"
         )
-    if counts.empty:
-        line += (
-            f"\nwarning: in {counts.empty} samples a trained answer is empty: the model would learn to say "
-            "nothing. Either the data have none there, or the chat template does not show it (`tool_calls`, say)"
+    if counts.empty_targets:
+        text += (
+            f"\nwarning: in {counts.empty_targets} samples an answer to train on is empty: the model would learn to "
+            "say nothing. Either the data has no answer, or the chat template does not show it (such as `tool_calls`)"
         )
-    if counts.shared:
-        line += (
-            f"\nnote: {counts.shared} tokens hold the end of an untrained piece of text and the start of a trained, "
-            "or the reverse: they are trained. A blank mostly belongs to the word after it: begin that piece with it"
+    if counts.boundary_tokens:
+        text += (
+            f"\nnote: {counts.boundary_tokens} tokens span a boundary between trained and untrained text; they are "
+            "trained. A space usually belongs to the next word: move it to the start of the next piece"
         )
-    return line
+    return text
 
 
 def _first(stores: Sequence[TokenStore], count: int) -> Iterator[tuple[TokenStore, int]]:

@@ -1,7 +1,7 @@
-"""Data files to raw records: JSONL, JSON array, CSV, Parquet, each plain, gzipped or zstandard-compressed.
+"""Reading raw records from JSONL, a JSON array, CSV or Parquet, each plain or compressed with gzip or zstandard.
 
-A record comes with the line where it starts (the row, in Parquet), so that every later complaint can name it.
-A JSONL line is handed on as bytes and parsed by whoever encodes it: on all cores, where there are several.
+Each record comes with the line it starts on (in Parquet, its row), so that every later error can name it. JSONL lines
+are passed on as bytes and parsed by the encoder, on all cores if there are several.
 """
 
 import csv
@@ -18,20 +18,20 @@ from lorawgpu.data.compressed import COMPRESSED, MAX_EXPANSION, bomb, limit, ope
 from lorawgpu.errors import UserError
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
-EXCERPT = 80  # characters of a bad line in its message
-MAX_RECORD = 16 << 20  # bytes of a JSONL line; a longer text than any sequence_len is another mistake
-PARQUET_ROWS = 2  # decoded at a time: a few bytes of Parquet can say that each of them is as long as all the file
+EXCERPT = 80  # characters of a bad line that its message quotes
+MAX_RECORD = 16 << 20  # bytes of a JSONL line: far beyond any sequence_len
+PARQUET_ROWS = 2  # decoded at a time: a few bytes of Parquet can declare rows as long as the whole file
 
 
 class BadLine(UserError):
-    """One record is wrong; `skip_bad_lines` passes over it."""
+    """One record is invalid; `skip_bad_lines` skips it."""
 
 
-Raw = bytes | dict | list | str | int | float | None | BadLine  # bytes: a JSONL line, not parsed yet
+Raw = bytes | dict | list | str | int | float | None | BadLine  # bytes: a JSONL line, not yet parsed
 
 
 def bad_line(file: str, line: int, what: str, excerpt: object = None) -> BadLine:
-    """The error for a record: file, line, what is wrong, and the start of the offending text."""
+    """The error for one record: file, line, what is wrong, and the start of the offending text."""
     tail = "" if excerpt is None else f": {shorten(excerpt)}"
     return BadLine(f"{file}, line {line}: {what}{tail}")
 
@@ -43,28 +43,28 @@ def shorten(value: object) -> str:
     return text if len(text) <= EXCERPT else text[:EXCERPT] + "..."
 
 
-def kind_of(path: Path) -> str:
-    """The suffix that says how a file is laid out, any compression taken off. UserError when it says nothing."""
+def data_suffix(path: Path) -> str:
+    """The suffix that names the format, ignoring compression. UserError if it is not one of `SUFFIXES`."""
     name = path.name.lower()
     for ending in COMPRESSED:
         name = name.removesuffix(ending)
     suffix = Path(name).suffix
     if suffix not in SUFFIXES:
         raise UserError(
-            f"data set {path}: cannot tell its format from the name; wanted one of {', '.join(SUFFIXES)}, "
-            f"each also with {' or '.join(COMPRESSED)}"
+            f"data set {path}: unknown file format; wanted a name ending in {', '.join(SUFFIXES)}, "
+            f"optionally followed by {' or '.join(COMPRESSED)}"
         )
     return suffix
 
 
-def is_plain_lines(path: Path) -> bool:
-    """Whether the file is uncompressed JSONL, so that any byte range of whole lines can be read on its own."""
+def is_uncompressed_jsonl(path: Path) -> bool:
+    """Whether the file is uncompressed JSONL, so that byte ranges of whole lines can be read independently."""
     return path.suffix.lower() in (".jsonl", ".ndjson") or (path.suffix.lower() == ".json" and not _is_array(path))
 
 
 def read(path: Path) -> Iterator[tuple[int, Raw]]:
-    """(line, raw record) of a file, in order. What spoils one record only comes as a BadLine in its place."""
-    kind = kind_of(path)
+    """(line, raw record) of a file, in order. A fault that spoils only one record is yielded as a BadLine."""
+    kind = data_suffix(path)
     try:
         if kind == ".parquet":
             yield from _parquet(path)
@@ -82,18 +82,18 @@ def read(path: Path) -> Iterator[tuple[int, Raw]]:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What the file system and the decompressors raise; zstandard's own only where a file has brought it in."""
+    """What the file system and the decompressors raise; zstandard's error only if it has been imported."""
     zstandard = sys.modules.get("zstandard")
     return (OSError, EOFError, zlib.error, *((zstandard.ZstdError,) if zstandard else ()))
 
 
 def split_lines(stream: BinaryIO, first_line: int) -> Iterator[tuple[int, bytes]]:
-    """(line number, bytes) of every line that is not blank; a BOM at the start and CR at the ends are taken off."""
+    """(line number, bytes) of every non-blank line, without the BOM and line endings."""
     number = first_line
     while line := stream.readline(MAX_RECORD + 1):
-        if len(line) > MAX_RECORD:
+        if len(line) > MAX_RECORD:  # skip the rest of it; `parse` rejects the beginning
             rest = line
-            while rest and not rest.endswith(b"\n"):  # `parse` refuses what is left of it
+            while rest and not rest.endswith(b"\n"):
                 rest = stream.readline(MAX_RECORD)
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -103,7 +103,7 @@ def split_lines(stream: BinaryIO, first_line: int) -> Iterator[tuple[int, bytes]
 
 
 def parse(file: str, line: int, raw: Raw) -> dict:
-    """The record itself. BadLine when it is no UTF-8, no JSON, or no object."""
+    """The record as a dict. BadLine unless it is UTF-8, JSON and an object."""
     if isinstance(raw, BadLine):
         raise raw
     if isinstance(raw, bytes):
@@ -133,7 +133,8 @@ def _is_array(path: Path) -> bool:
 
 
 def _array(file: str, data: bytes) -> Iterator[tuple[int, Raw]]:
-    """Elements of one JSON array with the line each begins on. A syntax error ends the file: nothing after is sure."""
+    """The elements of a JSON array with the line each starts on. After a syntax error nothing can be trusted: it is a
+    UserError for the whole file."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,7 +152,8 @@ def _array(file: str, data: bytes) -> Iterator[tuple[int, Raw]]:
         at = blank.match(text, at).end()
         more = text[at : at + 1] == ","
         if not more and text[at : at + 1] != "]":
-            raise UserError(f"{file}, line {line}: not valid JSON (no ',' or ']' after it): {_excerpt(text, counted)}")
+            why = "expected ',' or ']' after this element"
+            raise UserError(f"{file}, line {line}: not valid JSON ({why}): {_excerpt(text, counted)}")
         at = blank.match(text, at + 1).end()
 
 
@@ -160,16 +162,16 @@ def _excerpt(text: str, at: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What JSON is wrong with, without the decoder's own line count: the file's line is said already."""
+    """What is wrong with the JSON, without the decoder's line number, which is not the file's."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}"
     return str(error)
 
 
 def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
-    """Rows as dicts; a cell that holds a JSON list (messages, ids) is read as one. The line is the row's first."""
-    csv.field_size_limit(2**31 - 1)  # the default refuses a cell of 128 KiB; a C long on Windows ends here
-    reader = csv.reader((_decode(file, n, raw) for n, raw in _bom_off(stream)), strict=True)
+    """Rows as dicts, with the line each starts on; a cell with a JSON list (messages, ids) becomes that list."""
+    csv.field_size_limit(2**31 - 1)  # the default rejects cells over 128 KiB; this is a C long's maximum on Windows
+    reader = csv.reader((_decode(file, n, raw) for n, raw in _strip_bom(stream)), strict=True)
     header: list[str] | None = None
     start = 1
     while True:
@@ -182,7 +184,7 @@ def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
         if row and header is None:
             header = _header(f"{file}, line {start}", row)
         elif row and len(row) != len(header):
-            yield start, bad_line(file, start, f"{len(row)} cells under a header of {len(header)}", ",".join(row))
+            yield start, bad_line(file, start, f"{len(row)} cells, but the header has {len(header)}", ",".join(row))
         elif row:
             yield start, _cells(dict(zip(header, row, strict=True)))
         start = reader.line_num + 1
@@ -190,13 +192,13 @@ def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
 
 def _header(where: str, row: list[str]) -> list[str]:
     if twice := next((name for i, name in enumerate(row) if name and name in row[:i]), None):
-        raise UserError(f"{where}: two columns are called {shorten(twice)!r}; rename or drop one")
-    if len(row) == 1 and (mark := next((m for m in ";\t|" if m in row[0]), None)):
-        raise UserError(f"{where}: one column, {shorten(row[0])!r}, parted by {mark!r} inside: save it with commas")
+        raise UserError(f"{where}: two columns are named {shorten(twice)!r}; rename or drop one")
+    if len(row) == 1 and (separator := next((m for m in ";\t|" if m in row[0]), None)):
+        raise UserError(f"{where}: columns are separated by {separator!r} ({shorten(row[0])!r}); save it with commas")
     return row
 
 
-def _bom_off(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _strip_bom(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(stream, 1):
         yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
@@ -205,7 +207,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise UserError(f"{path}: reading Parquet needs the extra `parquet`: pip install 'lorawgpu[parquet]'") from None
+        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from None
     source = path
     if path.suffix.lower() in COMPRESSED:
         with open_bytes(path) as stream:
@@ -220,11 +222,11 @@ def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
                 row += 1
                 yield row, _cells(record)
     except ArrowException as error:
-        raise UserError(f"{path}: not a Parquet file that can be read ({error})") from None
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from None
 
 
 def _cells(record: dict) -> dict:
-    """Table rows: empty cells left out, and text that is a JSON list read as that list."""
+    """A table row without its null cells, and with cells of JSON lists parsed."""
     out = {}
     for key, value in record.items():
         if value is None:
@@ -233,6 +235,6 @@ def _cells(record: dict) -> dict:
             try:
                 value = json.loads(value)
             except json.JSONDecodeError:
-                pass  # stays text: the format it is read as says what it wanted instead
+                pass  # stays a string: the format will say what it wanted instead
         out[key] = value
     return out

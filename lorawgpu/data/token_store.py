@@ -1,8 +1,8 @@
-"""Tokenised samples in flat files: written once, memory-mapped afterwards, keyed by everything that made them.
+"""Tokenized samples in flat files: written once, then memory-mapped, keyed by everything that determines them.
 
-A store is a folder: `ids.i32` and `labels.i32` (all samples one after another), `ends.i64` (where each ends),
-`lines.i64` [samples, 2] (file number, line), `meta.json` (counts, skipped lines, sums of all). It is written beside
-its place and renamed, so a reader sees a whole one or none; what became of it since, the sums tell.
+A store is a folder: `ids.i32` and `labels.i32` (all samples concatenated), `ends.i64` (where each one ends),
+`lines.i64` [samples, 2] (file number, line), `meta.json` (counts, skipped lines, checksums). It is written under a
+temporary name and renamed, so a reader never sees half of one; the checksums catch later damage.
 """
 
 import hashlib
@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.data.batching import Sample
-from lorawgpu.data.checksum import META, Sum, seal, unseal
+from lorawgpu.data.checksum import META, Checksum, dump_meta, load_meta
 
-LAYOUT = 1  # raise it when ids, labels or the files change for the same input
-LISTED = 100  # skipped lines kept word by word; all are counted
+STORES = "tokens-2"  # the folder of all stores in the cache: renamed when the layout of a store changes
+DIGEST_VERSION = 1
+MAX_SKIPPED = 100  # messages of skipped lines that are kept; all are counted
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class Counts:
 
     samples: int = 0
     tokens: int = 0
-    trained_tokens: int = 0  # those that carry loss: never the first of a sample
+    trained_tokens: int = 0  # target tokens: never the first of a sample
     truncated: int = 0
-    dropped: int = 0  # too long, or cut before its first trained token
-    skipped: int = 0  # bad lines passed over
-    endless: int = 0  # chats whose last trained turn has no end mark
-    empty: int = 0  # samples with a trained turn, or piece of text, that is blank
-    shared: int = 0  # tokens of trained and untrained text alike: they are trained
+    dropped: int = 0  # too long, or no target token left after truncation
+    skipped: int = 0  # bad lines
+    missing_eos: int = 0  # chats whose last trained turn has no end-of-turn token
+    empty_targets: int = 0  # samples with a trained turn or piece of text that is blank
+    boundary_tokens: int = 0  # trained tokens that span trained and untrained text
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -45,27 +46,27 @@ class Counts:
 
 @dataclass
 class Chunk:
-    """A run of encoded records, as one worker hands it on: few arrays, which cost little to send."""
+    """Consecutive encoded records from one worker, as a few arrays, which are cheap to send between processes."""
 
-    ids: np.ndarray  # int32, all samples one after another; `labels` alike
-    labels: np.ndarray
-    lengths: np.ndarray  # int64 [samples], `lines` alike
-    lines: np.ndarray
+    ids: np.ndarray  # int32, all samples concatenated
+    labels: np.ndarray  # like ids
+    lengths: np.ndarray  # int64 [samples]
+    lines: np.ndarray  # int64 [samples]
     counts: Counts
     skipped: list[str]
 
 
 class TokenStore:
-    """Samples of one data set, in file order, mapped from `folder`. A `Source` for batches.
+    """Samples of one data set, in file order, memory-mapped from `folder`. A `Source` for batches.
 
-    `files`: the names of its files where they lie now, each with the digest of its content; the store itself is keyed
-    by content alone. Damaged when it is not what was written.
+    `files`: the current path of each file with the digest of its content; the store itself is keyed
+    by content alone. Raises CorruptStore if the files do not match their checksums.
     """
 
     def __init__(self, folder: Path, files: dict[str, str], keep: object = None):
         self.folder, self.files, self._names = folder, files, list(files)
-        self._keep = keep  # a temporary folder lives as long as this does
-        meta = unseal(folder)
+        self._keep = keep  # keeps a temporary folder alive
+        meta = load_meta(folder)
         self.counts = Counts(**meta["counts"])
         self.skipped: list[str] = meta["skipped"]
         self._ids, self._labels = _map(folder / "ids.i32", np.int32), _map(folder / "labels.i32", np.int32)
@@ -82,20 +83,20 @@ class TokenStore:
         return Sample(self._ids[span], self._labels[span])
 
     def place(self, index: int) -> tuple[str, int]:
-        """The file and the line that sample `index` was read from."""
+        """The file and line that sample `index` was read from."""
         file, line = self._lines[index]
         return self._names[file], int(line)
 
 
 class StoreWriter:
-    """Collects chunks in a folder beside `folder` and moves it there when finished. A context manager."""
+    """Collects chunks in a temporary sibling of `folder` and renames it when finished. A context manager."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.work = Path(tempfile.mkdtemp(prefix=f".{folder.name[:16]}-", dir=folder.parent))
         self._streams = {n: (self.work / n).open("wb") for n in ("ids.i32", "labels.i32", "ends.i64", "lines.i64")}
-        self._sums = {name: Sum() for name in self._streams}
+        self._checksums = {name: Checksum() for name in self._streams}
         self._tokens, self._counts, self._skipped = 0, Counts(), []
 
     def __enter__(self) -> "StoreWriter":
@@ -104,24 +105,24 @@ class StoreWriter:
     def __exit__(self, *_) -> None:
         for stream in self._streams.values():
             stream.close()
-        shutil.rmtree(self.work, ignore_errors=True)  # gone already when finished
+        shutil.rmtree(self.work, ignore_errors=True)  # already renamed if finished
 
     def append(self, file: int, chunk: Chunk) -> None:
-        """Add a run of records of file number `file`."""
-        places = np.stack([np.full_like(chunk.lines, file), chunk.lines], axis=1)
+        """Add records of file number `file`."""
+        source_lines = np.stack([np.full_like(chunk.lines, file), chunk.lines], axis=1)
         ends = self._tokens + np.cumsum(chunk.lengths)
-        for name, array in (("ids", chunk.ids), ("labels", chunk.labels), ("ends", ends), ("lines", places)):
+        for name, array in (("ids", chunk.ids), ("labels", chunk.labels), ("ends", ends), ("lines", source_lines)):
             file = f"{name}.i{8 * array.itemsize}"
             self._streams[file].write(array)
-            self._sums[file].add(array)
+            self._checksums[file].add(array)
         self._tokens += len(chunk.ids)
         self._counts += chunk.counts
-        self._skipped += chunk.skipped[: LISTED - len(self._skipped)]
+        self._skipped += chunk.skipped[: MAX_SKIPPED - len(self._skipped)]
 
     def finish(self) -> None:
-        """Write the rest and put the folder in its place; a store that another process put there first stays."""
+        """Write the metadata and rename the folder; if another process got there first, its store stays."""
         meta = {"counts": self._counts.as_dict(), "skipped": self._skipped}
-        (self.work / META).write_text(seal(meta, self._sums), "utf-8")
+        (self.work / META).write_text(dump_meta(meta, self._checksums), "utf-8")
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())
@@ -134,21 +135,20 @@ class StoreWriter:
 
 
 def default_cache_dir() -> Path:
-    """`LORAWGPU_CACHE`, else a folder of ours in the user's cache."""
-    own = os.environ.get("LORAWGPU_CACHE")
-    if own:
-        return Path(own)
+    """`LORAWGPU_CACHE`, or else `lorawgpu` in the user's cache directory."""
+    if chosen := os.environ.get("LORAWGPU_CACHE"):
+        return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lorawgpu"
 
 
 def digest(*parts: object) -> str:
-    """A key over values that JSON can hold."""
-    text = json.dumps([LAYOUT, *parts], sort_keys=True, ensure_ascii=False)
+    """A hash of JSON values. A checkpoint records it for its data: a change here makes old ones refuse to resume."""
+    text = json.dumps([DIGEST_VERSION, *parts], sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """A key over the bytes of a file, about a second a gigabyte."""
+    """A hash of a file's bytes, at about a gigabyte per second."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Data files to a store of tokens: in pieces of a few megabytes, by as many processes as there are cores."""
+"""Tokenizing data files into a store: in pieces of a few megabytes, by a pool of processes."""
 
 import os
 import sys
@@ -18,44 +18,48 @@ from tqdm import tqdm
 
 from lorawgpu.data.batching import Sample
 from lorawgpu.data.encode import Encoder
-from lorawgpu.data.read_files import BadLine, Raw, is_plain_lines, read, split_lines
+from lorawgpu.data.read_files import BadLine, Raw, is_uncompressed_jsonl, read, split_lines
 from lorawgpu.data.token_store import Chunk, Counts, StoreWriter
 from lorawgpu.errors import UserError
 
-CHUNK = 2 << 20  # bytes of input that one worker encodes at a time
-WORTH_WORKERS = 16 << 20  # bytes of data from which starting processes pays
-MEMORY = 750 << 20  # bytes that all workers together may take where nobody says how many there shall be
-EVERY = 5.0  # seconds between two lines of progress
-WORKER, PER_TOKEN = 45 << 20, 640  # bytes of one: Python and its libraries; and the tokenizer's, per token it knows
+CHUNK = 2 << 20  # bytes of input per task
+MIN_PARALLEL = 16 << 20  # bytes of data below which starting processes does not pay
+MEMORY = 750 << 20  # bytes for all workers together, unless the user says how many there are
+PROGRESS_INTERVAL = 5.0  # seconds
+WORKER, PER_TOKEN = 45 << 20, 640  # bytes: Python and its libraries; the tokenizer, per vocabulary entry
 
 
-def as_many_as_fit(vocabulary: int) -> int:
-    """Workers for a tokenizer: one a core, unless their memory would not be small."""
+def default_workers(vocabulary: int) -> int:
+    """Workers for a tokenizer of this size: one per core, as far as `MEMORY` allows."""
     return max(1, min(os.cpu_count() or 1, MEMORY // (WORKER + PER_TOKEN * vocabulary)))
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Work for one process: a byte range of whole lines of a plain file, or records that were read already."""
+    """Work for one process: a byte range of whole lines of an uncompressed file, or records already read."""
 
     file: str
-    number: int  # of the file within the data set
-    size: int  # bytes of the file it stands for
+    number: int  # index of the file within the data set
+    size: int  # bytes of the file, for the progress
     start: int = 0
     first_line: int = 1
     records: list[tuple[int, Raw]] | None = None
 
 
-def fill(writer: StoreWriter, files: Sequence[Path], encoder: Encoder, workers: int, skip_bad_lines: bool) -> None:
-    """Encode all records of `files` in order, telling how far it is where it takes a while. UserError for what is wrong
-    with a file, or with a record if those may not be skipped, and for a process that was killed."""
+def encode_files(
+    writer: StoreWriter, files: Sequence[Path], encoder: Encoder, workers: int, skip_bad_lines: bool
+) -> None:
+    """Encode all records of `files` in order, with a progress display if it takes a while.
+
+    UserError for a bad file, a bad record (unless `skip_bad_lines`), or a worker process that was killed.
+    """
     total = sum(f.stat().st_size for f in files)
-    many = workers > 1 and total >= WORTH_WORKERS
     tasks = (task for number, file in enumerate(files) for task in _tasks(number, file))
     with _progress(total) as advance:
-        chunks = (
-            _on_all_cores(tasks, encoder, workers, skip_bad_lines) if many else _here(tasks, encoder, skip_bad_lines)
-        )
+        if workers > 1 and total >= MIN_PARALLEL:
+            chunks = _on_all_cores(tasks, encoder, workers, skip_bad_lines)
+        else:
+            chunks = _in_this_process(tasks, encoder, skip_bad_lines)
         for task, chunk in chunks:
             writer.append(task.number, chunk)
             advance(task.size)
@@ -63,25 +67,25 @@ def fill(writer: StoreWriter, files: Sequence[Path], encoder: Encoder, workers: 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Takes bytes of input as they are done, of `total`: a bar on a terminal, else a line now and then; what is quick
-    goes without a word."""
-    done, said = 0, time.perf_counter()
-    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenising", disable=None, delay=2) as bar:
+    """Yields a function to call with the bytes done, of `total`. A bar on a terminal, else a line every few seconds;
+    nothing if it is quick."""
+    done, printed = 0, time.perf_counter()
+    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenizing", disable=None, delay=2) as bar:
 
         def advance(size: int) -> None:
-            nonlocal done, said
+            nonlocal done, printed
             bar.update(size)
             done += size
-            if bar.disable and time.perf_counter() - said >= EVERY:
-                said = time.perf_counter()
+            if bar.disable and time.perf_counter() - printed >= PROGRESS_INTERVAL:
+                printed = time.perf_counter()
                 part = min(1.0, done / max(1, total))
-                print(f"tokenising: {part:.0%} of {tqdm.format_sizeof(total, 'B')}", file=sys.stderr, flush=True)
+                print(f"tokenizing: {part:.0%} of {tqdm.format_sizeof(total, 'B')}", file=sys.stderr, flush=True)
 
         yield advance
 
 
 def _tasks(number: int, file: Path) -> Iterator[_Task]:
-    if is_plain_lines(file):
+    if is_uncompressed_jsonl(file):
         yield from _ranges(number, file)
         return
     records, size = [], 0
@@ -104,7 +108,7 @@ def _ranges(number: int, file: Path) -> Iterator[_Task]:
             line += data.count(b"\n") + rest.count(b"\n")
 
 
-def _here(tasks: Iterable[_Task], encoder: Encoder, skip_bad_lines: bool) -> Iterator[tuple[_Task, Chunk]]:
+def _in_this_process(tasks: Iterable[_Task], encoder: Encoder, skip_bad_lines: bool) -> Iterator[tuple[_Task, Chunk]]:
     for task in tasks:
         yield task, _encode(task, encoder, skip_bad_lines)
 
@@ -112,8 +116,8 @@ def _here(tasks: Iterable[_Task], encoder: Encoder, skip_bad_lines: bool) -> Ite
 def _on_all_cores(
     tasks: Iterable[_Task], encoder: Encoder, workers: int, skip_bad_lines: bool
 ) -> Iterator[tuple[_Task, Chunk]]:
-    """In order, with few tasks under way: memory does not grow with the file. Processes start fresh (`spawn`), since
-    a fork would copy the threads of a GPU driver."""
+    """In order, with a bounded number of tasks in flight, so that memory does not grow with the file. Processes are
+    spawned: a fork would copy the threads of a GPU driver."""
     with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder, skip_bad_lines)) as pool:
         waiting: deque = deque()
         try:
@@ -126,12 +130,12 @@ def _on_all_cores(
                 yield done, result.result()
         except BrokenProcessPool:
             raise UserError(
-                f"one of the {workers} processes that tokenise was killed: most likely memory ran out. Set "
-                "dataset_num_proc to fewer (1 tokenises without processes of its own)"
+                f"one of {workers} tokenizing processes was killed, most likely because memory ran out; "
+                "lower dataset_num_proc (1 starts no processes)"
             ) from None
 
 
-_worker: tuple[Encoder, bool]  # what a worker process was started with
+_worker: tuple[Encoder, bool]  # of this worker process
 
 
 def _start_worker(encoder: Encoder, skip_bad_lines: bool) -> None:
@@ -147,7 +151,7 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
     samples: list[Sample] = []
     lines: list[int] = []
     skipped: list[str] = []
-    tokens = trained = truncated = dropped = endless = empty = shared = 0
+    tokens = targets = truncated = dropped = missing_eos = empty_targets = boundary_tokens = 0
     for line, raw in _records(task):
         try:
             encoded = encoder(task.file, line, raw)
@@ -162,17 +166,19 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         samples.append(encoded.sample)
         lines.append(line)
         tokens += len(encoded.sample)
-        trained += encoded.sample.targets
+        targets += encoded.sample.targets
         truncated += encoded.truncated
-        endless += encoded.endless
-        empty += encoded.empty
-        shared += encoded.shared
+        missing_eos += encoded.missing_eos
+        empty_targets += encoded.empty_targets
+        boundary_tokens += encoded.boundary_tokens
     return Chunk(
         np.concatenate([np.empty(0, np.int32), *(s.input_ids for s in samples)]),
         np.concatenate([np.empty(0, np.int32), *(s.labels for s in samples)]),
         np.array([len(s) for s in samples], np.int64),
         np.array(lines, np.int64),
-        Counts(len(samples), tokens, trained, truncated, dropped, len(skipped), endless, empty, shared),
+        Counts(
+            len(samples), tokens, targets, truncated, dropped, len(skipped), missing_eos, empty_targets, boundary_tokens
+        ),
         skipped,
     )
 

@@ -8,9 +8,9 @@ from argparse import Namespace
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.cli import add_device_option, add_model_options, main_of, parser_of
 from lorawgpu.config.schema import TrainConfig
-from lorawgpu.config.types import MANY
+from lorawgpu.config.types import MAX_COUNT
 from lorawgpu.data.batching import token_capacity
-from lorawgpu.data.dataset import Joined
+from lorawgpu.data.dataset import Concat
 from lorawgpu.data.preview import summary
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
@@ -38,8 +38,8 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--chat-template", metavar="T", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
-    if args.sequence_len is not None and not 2 <= args.sequence_len <= MANY:
-        raise UserError(f"--sequence-len {args.sequence_len}: wanted at least 2 tokens and at most {MANY}")
+    if args.sequence_len is not None and not 2 <= args.sequence_len <= MAX_COUNT:
+        raise UserError(f"--sequence-len {args.sequence_len}: wanted at least 2 tokens and at most {MAX_COUNT}")
     return args
 
 
@@ -63,9 +63,9 @@ def run(argv: list[str]) -> None:
         note_other_base(args.adapter, checkpoint.name)
     config = config_of(args, checkpoint)
     data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")
-    if data.counts.truncated or data.counts.dropped or data.counts.shared:
+    if data.counts.truncated or data.counts.dropped or data.counts.boundary_tokens:
         print(summary(data.counts), file=sys.stderr)
-    source = Joined(data.train)
+    source = Concat(data.train)
     longest, tokens = int(source.lengths.max()), int(source.lengths.sum())
     with device_errors():
         device = open_device(args.device)

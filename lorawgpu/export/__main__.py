@@ -29,13 +29,13 @@ def parse(argv: list[str]) -> Namespace:
     usage = "for gguf, where runtimes disagree: general.architecture of the base"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
     usage = "for merged: write a ternary base's linears as bf16 with the adapter in them, for evaluation only"
-    parser.add_argument("--dequantise", action="store_true", help=usage)
+    parser.add_argument("--dequantize", action="store_true", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
     if args.arch is not None and args.to != "gguf":
         raise UserError(f"--arch {args.arch}: only --to gguf has an architecture")
-    if args.dequantise and args.to != "merged":
-        raise UserError("--dequantise: only --to merged writes weights of the base")
+    if args.dequantize and args.to != "merged":
+        raise UserError("--dequantize: only --to merged writes weights of the base")
     return args
 
 
@@ -44,7 +44,7 @@ def run(argv: list[str]) -> None:
     source = open_source(args.adapter, args.model, args.to in NEED_MODEL)
     out, form = Path(args.out), FORMATS[args.to]
     if args.to == "merged":
-        merged.check_mergeable(source, args.dequantise)
+        merged.check_mergeable(source, args.dequantize)
     main_file = gguf.FILE if args.to == "gguf" and out.suffix == ".gguf" else None
     with staged(out, main_file) as folder:
         if args.to == "gguf":

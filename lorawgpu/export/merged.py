@@ -37,10 +37,10 @@ def check_mergeable(source: Source, dequantise: bool) -> None:
         raise UserError(
             f"{source.checkpoint.name} is ternary, so an adapter cannot be merged into it: weights of -w, 0 and w have "
             "no room for a small change, and rounding to them destroys the adapter. Serve base and adapter unmerged "
-            "(--to peft or gguf); --dequantise writes merged bf16 weights for evaluation only"
+            "(--to peft or gguf); --dequantize writes merged bf16 weights for evaluation only"
         )
     if dequantise and not source.config.ternary:
-        raise UserError("--dequantise is for ternary bases; this one is dense: leave it out")
+        raise UserError("--dequantize is for ternary bases; this one is dense: leave it out")
 
 
 def what(source: Source) -> str:
@@ -150,7 +150,7 @@ def remarks(source: Source) -> list[str]:
             "not to serve. Activations are no longer rounded to int8, memory is eight times the ternary one, and "
             "quantising it again destroys the adapter. Serve base and adapter unmerged (--to peft or gguf)"
         ]
-    if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantised:
+    if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantized:
         return [
             "the base was quantised: the folder holds its dequantised weights in float32. Quantising it anew shifts "
             "them; serve the same GGUF with the adapter unmerged (--to gguf) where the base must stay what it was"

@@ -1,1 +1,1 @@
-"""Reading untrusted files, and writing ours so that nothing is lost."""
+"""Reading untrusted files, and writing ours atomically."""

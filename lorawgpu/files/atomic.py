@@ -1,11 +1,11 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Writing files atomically: after a crash they are complete or absent."""
 
 import os
 from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` survive a power cut. Windows cannot open folders and journals names by itself."""
+    """Make renames in `folder` survive a power cut. Windows cannot open folders, and journals names by itself."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -16,23 +16,23 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write and force to disk; for files in a folder that nobody reads yet. OSError names the file."""
+    """Write and fsync, for a file that nobody reads yet. OSError, naming the file."""
     try:
         with open(path, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:  # of a write that found the disk full, Python keeps no name
+    except OSError as error:  # a failed write, as on a full disk, does not name the file
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside `path`, force to disk, rename over it: a reader sees the old bytes or the new. OSError otherwise."""
-    beside = path.with_name(f".{path.name}.partial")
+    """Write a temporary file, fsync, rename it to `path`: a reader sees the old or the new bytes, never a mix."""
+    partial = path.with_name(f".{path.name}.partial")
     try:
-        write_synced(beside, data)
-        os.replace(beside, path)
+        write_synced(partial, data)
+        os.replace(partial, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

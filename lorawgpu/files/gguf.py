@@ -1,8 +1,8 @@
-"""Our own strict reader of GGUF headers; the `gguf` library gives the block types and their dequantisers.
+"""A strict reader of GGUF headers; block types and dequantization come from the `gguf` library.
 
-The library's reader walks counts and lengths as it finds them: a hostile array length makes it allocate without
-end, which no exception handler stops. Here every count is checked against the bytes that are left before it is
-used. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The library's own reader trusts counts and lengths: a hostile array length makes it allocate without bound, which no
+exception handler can stop. Here every count is checked against the remaining bytes before it is used.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import math
@@ -20,16 +20,16 @@ STRING, ARRAY = 8, 9
 SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8",
            12: "<f8"}  # fmt: skip
 MAX_DIMS = 4
-BITNET_ADVICE = "use the Hugging Face folder of the model (config.json and safetensors) instead"
-# Numbers that bitnet.cpp and its forks took for their own types; the main project never assigned them.
+BITNET_ADVICE = "use the model's Hugging Face folder (config.json and safetensors) instead"
+# Type numbers that bitnet.cpp and its forks chose; the GGUF project never assigned them.
 BITNET_TYPES = {36: "i2_s", 37: "i8_s", 38: "tl1"}
 PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
-CHUNK_ELEMENTS = 1 << 22  # values dequantised at a time
+CHUNK_ELEMENTS = 1 << 22  # values dequantized at a time
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: block type by name, shape with the fastest axis last, where its bytes are (absolute offset)."""
+    """One tensor: name of its block type, shape with the fastest axis last, absolute offset of its bytes."""
 
     type: str
     shape: tuple[int, ...]
@@ -38,10 +38,10 @@ class TensorInfo:
 
 
 class GgufFile:
-    """The header of one GGUF file, checked whole: `metadata` by key, `tensors` by name.
+    """The header of a GGUF file, fully checked: `metadata` by key, `tensors` by name.
 
-    Numeric arrays are NumPy arrays, string arrays lists. Raises UserError for a missing, truncated, malformed
-    or unsupported file.
+    Numeric arrays are NumPy arrays, string arrays lists. UserError for a missing, truncated, malformed or unsupported
+    file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,9 +61,9 @@ class GgufFile:
         self.tensors = _place(infos, base, alignment, size, str(path))
 
     def read(self, name: str) -> tuple[np.ndarray, str]:
-        """Tensor `name` and its type: F32, F16 and BF16 (as uint16) stay as stored, blocks become F32.
+        """Tensor `name` and its type: F32, F16 and BF16 (as uint16) as stored, block types dequantized to F32.
 
-        Raises UserError for a block type that the `gguf` library cannot dequantise.
+        UserError for a block type that the `gguf` library cannot dequantize.
         """
         info = self.tensors[name]
         raw = map_bytes(self.path, info.offset, info.nbytes)
@@ -74,22 +74,22 @@ class GgufFile:
         values = np.empty((rows, info.shape[-1]), np.float32)
         step = max(1, CHUNK_ELEMENTS // info.shape[-1])
         for start in range(0, rows, step):
-            values[start : start + step] = _dequantise(raw[start : start + step], info.type, f"{self.path}: {name}")
+            values[start : start + step] = _dequantize(raw[start : start + step], info.type, f"{self.path}: {name}")
         return values.reshape(info.shape), "F32"
 
 
-def _dequantise(raw: np.ndarray, type_name: str, where: str) -> np.ndarray:
+def _dequantize(raw: np.ndarray, type_name: str, where: str) -> np.ndarray:
     from gguf import GGMLQuantizationType, quants
 
     try:
-        with np.errstate(all="ignore"):  # a block of garbage scales is the file's affair, not a warning
+        with np.errstate(all="ignore"):  # no warnings for garbage scales
             return quants.dequantize(raw, GGMLQuantizationType[type_name])
     except NotImplementedError:
-        raise UserError(f"{where}: block type {type_name} is not supported; use another quantisation.") from None
+        raise UserError(f"{where}: block type {type_name} is not supported; use another quantization.") from None
 
 
 class _Cursor:
-    """Reads forward over the mapped file; every read is checked against its end."""
+    """Reads forward through the mapped file; every read is checked against its end."""
 
     def __init__(self, data: mmap.mmap, size: int, source: str) -> None:
         self.data, self.size, self.source, self.position = data, size, source, 0
@@ -97,8 +97,8 @@ class _Cursor:
     def take(self, nbytes: int) -> bytes:
         if nbytes > self.size - self.position:
             raise UserError(
-                f"{self.source}: header wants {nbytes} bytes at {self.position}, the file ends at {self.size}; "
-                "it is damaged or cut short, download it again."
+                f"{self.source}: header wants {nbytes} bytes at {self.position}, but the file ends at {self.size}; "
+                "it is damaged or truncated, download it again."
             )
         self.position += nbytes
         return self.data[self.position - nbytes : self.position]
@@ -117,15 +117,17 @@ class _Cursor:
             raise UserError(f"{self.source}: {brief(raw[:80])} before byte {self.position} is not UTF-8.") from None
 
     def count(self, count: int, least: int, what: str) -> int:
-        """`count`, checked: so many items of at least `least` bytes must fit into what is left."""
+        """`count`, if so many items of at least `least` bytes each fit into the rest of the file."""
         if count * least > self.size - self.position:
-            raise UserError(f"{self.source}: {count} {what} cannot fit into {self.size} bytes; it is damaged.")
+            raise UserError(
+                f"{self.source}: {count} {what} cannot fit into {self.size} bytes; it is damaged, download it again."
+            )
         return count
 
 
 def _preamble(cursor: _Cursor) -> tuple[int, int]:
     if cursor.take(4) != b"GGUF":
-        raise UserError(f"{cursor.source}: does not begin with GGUF; wanted a GGUF model file.")
+        raise UserError(f"{cursor.source}: not a GGUF file (it does not start with GGUF).")
     version = cursor.u32()
     if version not in (2, 3):
         raise UserError(f"{cursor.source}: GGUF version {version} is not supported; wanted 2 or 3, little-endian.")
@@ -174,34 +176,36 @@ def _tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
     kind, offset = cursor.u32(), cursor.u64()
     if kind in BITNET_TYPES:
         raise UserError(
-            f"{where} has BitNet's type {BITNET_TYPES[kind]}, of which several incompatible layouts exist; "
-            f"it is not supported: {BITNET_ADVICE}."
+            f"{where} has BitNet's type {BITNET_TYPES[kind]}, which is not supported (several incompatible layouts "
+            f"exist); {BITNET_ADVICE}."
         )
     if kind not in set(GGMLQuantizationType):
-        raise UserError(f"{where} has type number {kind}, which is not known; update gguf or use another file.")
+        raise UserError(f"{where} has unknown type number {kind}; update the gguf package, or use another file.")
     block, type_size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     elements = math.prod(shape)
     if not elements or shape[-1] % block:
-        raise UserError(f"{where} has shape {list(shape)}; wanted rows of a multiple of {block} values.")
+        raise UserError(f"{where} has shape {list(shape)}; wanted rows of multiples of {block} values.")
     return name, TensorInfo(GGMLQuantizationType(kind).name, shape, offset, elements // block * type_size)
 
 
 def _place(
     infos: list[tuple[str, TensorInfo]], base: int, alignment: int, size: int, source: str
 ) -> dict[str, TensorInfo]:
-    """Absolute offsets; tensors must follow one another with padding between, as the format says."""
+    """Tensors with absolute offsets. They must follow one another, padded to the alignment, as the format says."""
     tensors: dict[str, TensorInfo] = {}
     end = 0
     for name, info in sorted(infos, key=lambda item: item[1].offset):
         if name in tensors:
             raise UserError(f"{source}: tensor {brief(name)} appears twice.")
         if info.offset != end:
-            fault = "overlaps the one before it" if info.offset < end else "leaves a hole before it"
-            raise UserError(f"{source}: tensor {brief(name)} {fault} (at {info.offset}, wanted {end}); it is damaged.")
+            fault = "overlaps the previous tensor" if info.offset < end else "leaves a gap before it"
+            raise UserError(
+                f"{source}: tensor {brief(name)} {fault} (at {info.offset}, wanted {end}); the file is damaged."
+            )
         if base + info.offset + info.nbytes > size:
             raise UserError(
-                f"{source}: tensor {brief(name)} ends at byte {base + info.offset + info.nbytes}, the file at {size}; "
-                "it is cut short, download it again."
+                f"{source}: tensor {brief(name)} ends at byte {base + info.offset + info.nbytes}, but the file at "
+                f"{size}; it is truncated, download it again."
             )
         tensors[name] = TensorInfo(info.type, info.shape, base + info.offset, info.nbytes)
         end = info.offset + info.nbytes

@@ -1,7 +1,7 @@
-"""One training run at a time in a folder: two would sweep away and overwrite each other's checkpoints.
+"""Locking a run folder: two runs in one folder would delete and overwrite each other's checkpoints.
 
-The lock is the operating system's, on an open file: it ends with its process, however that dies, so that a file left
-behind by a killed run blocks nobody.
+It is the operating system's lock on an open file. It ends with the process, however that dies, so a lock file left by
+a killed run blocks nobody.
 """
 
 import logging
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def only_run_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, which is made for it, and removed again when nothing was put in.
+    """Hold the lock of a run folder. The folder is created if necessary, and removed again if it stays empty.
 
-    UserError when another process holds it, or when the folder cannot be made or written to.
+    UserError if another process holds the lock, or the folder cannot be created or written to.
     """
     handle = None
     try:
@@ -28,27 +28,27 @@ def only_run_in(folder: Path) -> Iterator[None]:
         while handle is None:
             handle = _open_locked(folder)
     except OSError as error:
-        what = "it is a link to nowhere" if os.path.islink(folder) else error.strerror
+        why = "it is a broken link" if os.path.islink(folder) else error.strerror
         raise UserError(
-            f"output_dir {folder}: cannot be made or written to: {what}; choose another output_dir, or see to its "
+            f"output_dir {folder}: cannot be created or written to: {why}; choose another output_dir, or fix its "
             "permissions"
         ) from None
     try:
         yield
     finally:
-        if os.name == "nt":  # which removes no open file; one that the next run has opened stays
+        if os.name == "nt":  # Windows cannot remove an open file; one that the next run has opened stays
             os.close(handle)
         with suppress(OSError):
             (folder / LOCK_FILE).unlink()
-        if os.name != "nt":  # after the name is gone, or another run could lock a file that is about to go
+        if os.name != "nt":  # unlink first, or another run could lock a file that is about to go
             os.close(handle)
-        with suppress(OSError):  # up to the first that is not empty
+        with suppress(OSError):  # stops at the first folder that is not empty
             for path in missing:
                 path.rmdir()
 
 
 def _open_locked(folder: Path) -> int | None:
-    """The locked file's handle; None when the run before removed it, or the folder, at this very moment."""
+    """The handle of the locked file; None if an ending run removed it or the folder at the same moment."""
     path = folder / LOCK_FILE
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -64,10 +64,10 @@ def _open_locked(folder: Path) -> int | None:
     except (BlockingIOError, PermissionError):
         os.close(handle)
         raise UserError(
-            f"{folder}: another run is training in this folder; wait until it ends, or choose another output_dir"
+            f"{folder}: another run is using this folder; wait until it ends, or choose another output_dir"
         ) from None
     except OSError as error:
-        _log.warning("%s: this file system has no locks (%s): start no second run in it", folder, error.strerror)
+        _log.warning("%s: no file locks here (%s); do not start a second run in it", folder, error.strerror)
         return handle
     os.close(handle)
     return None

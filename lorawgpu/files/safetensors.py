@@ -1,8 +1,8 @@
-"""Our own strict reader of safetensors headers.
+"""A strict reader of safetensors files.
 
-The library cannot hand BF16 to NumPy, so the bytes are read here, and every number in the header is checked
-against the file before it is used: a hostile file ends in a UserError, never in an allocation or a bad read.
-Format: u64 header length, JSON header (`name: {dtype, shape, data_offsets}`), data without holes or overlaps.
+The library cannot load BF16 into NumPy, so the bytes are read here. Every number in the header is checked against the
+file before it is used: a hostile file ends in a UserError, never in a huge allocation or a bad read.
+Format: u64 header length, JSON header (`name: {dtype, shape, data_offsets}`), data without gaps or overlaps.
 """
 
 import math
@@ -15,18 +15,18 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief, file_size, map_bytes, parse_json
 
-MAX_HEADER = 25_000_000  # bytes; the bound that the model hub itself applies
+MAX_HEADER = 25_000_000  # bytes; the Hugging Face hub's own limit
 MAX_DIMS = 8
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
 }  # fmt: skip
-NUMPY_TYPES = {"U8": np.uint8, "BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # those that we read
+NUMPY_TYPES = {"U8": np.uint8, "BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # the ones we read
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file: where its bytes are (absolute offset) and what they mean."""
+    """One tensor of a file: dtype, shape, absolute offset and size of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -35,9 +35,9 @@ class Entry:
 
 
 class SafetensorsFile:
-    """The header of one file, checked whole; tensors are mapped on request.
+    """The header of a file, fully checked; tensors are memory-mapped on request.
 
-    Raises UserError for a missing, truncated or malformed file.
+    UserError for a missing, truncated or malformed file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,22 +45,22 @@ class SafetensorsFile:
         self.entries = read_header(self.path)
 
     def read(self, name: str) -> np.ndarray:
-        """The stored values of tensor `name`, read-only, BF16 as uint16. UserError for another dtype."""
+        """The stored values of tensor `name`, read-only, BF16 as uint16. UserError for an unsupported dtype."""
         entry = self.entries[name]
         if entry.dtype not in NUMPY_TYPES:
             supported = ", ".join(NUMPY_TYPES)
-            raise UserError(f"{self.path}: {name} has dtype {entry.dtype}, not supported; supported are {supported}.")
+            raise UserError(f"{self.path}: {name} has unsupported dtype {entry.dtype}; wanted one of {supported}.")
         dtype = np.dtype(NUMPY_TYPES[entry.dtype])
         if not entry.nbytes:
             return np.empty(entry.shape, dtype)
         raw = map_bytes(self.path, entry.offset, entry.nbytes)
-        if entry.offset % dtype.itemsize:  # the format does not promise alignment
+        if entry.offset % dtype.itemsize:  # the format does not guarantee alignment
             raw = raw.copy()
         return raw.view(dtype.newbyteorder("<")).reshape(entry.shape)
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Entries of a safetensors file by name, in the order of their bytes. Raises UserError."""
+    """Entries of a safetensors file by name, in order of their offsets. UserError if it is malformed."""
     size = file_size(path)
     if size < 8:
         raise UserError(f"{path}: {size} bytes, too short for a safetensors file; copy or download it again.")
@@ -68,8 +68,8 @@ def read_header(path: Path) -> dict[str, Entry]:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(MAX_HEADER, size - 8):
             raise UserError(
-                f"{path}: header of {length} bytes in a file of {size} (at most {MAX_HEADER}); "
-                "not a safetensors file, or cut short."
+                f"{path}: header of {length} bytes (at most {MAX_HEADER}) in a file of {size}; "
+                "not a safetensors file, or truncated."
             )
         text = file.read(length)
     header = parse_json(text, f"{path}, header")
@@ -85,19 +85,19 @@ def read_header(path: Path) -> dict[str, Entry]:
 def _entry(path: Path, name: str, info: object, base: int) -> Entry:
     where = f"{path}: tensor {brief(name)}"
     if not isinstance(info, dict) or info.keys() != {"dtype", "shape", "data_offsets"}:
-        raise UserError(f"{where} is not described by dtype, shape and data_offsets.")
+        raise UserError(f"{where}: its header entry needs exactly dtype, shape and data_offsets.")
     dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BITS:
-        raise UserError(f"{where}: dtype {brief(dtype)} is not known; known are {', '.join(ITEM_BITS)}.")
+        raise UserError(f"{where}: unknown dtype {brief(dtype)}; wanted one of {', '.join(ITEM_BITS)}.")
     if not _sizes(shape) or len(shape) > MAX_DIMS:
         raise UserError(f"{where}: shape {brief(shape)} is not a list of at most {MAX_DIMS} sizes.")
     if not _sizes(offsets) or len(offsets) != 2:
-        raise UserError(f"{where}: data_offsets {brief(offsets)} is not a begin and an end.")
-    if math.prod(max(size, 1) for size in shape) >= 1 << 56:  # an empty tensor too: NumPy refuses such a shape
-        raise UserError(f"{where}: shape {brief(shape)} is larger than any memory.")
+        raise UserError(f"{where}: data_offsets {brief(offsets)} is not a start and an end.")
+    if math.prod(max(size, 1) for size in shape) >= 1 << 56:  # NumPy rejects such a shape, even for an empty tensor
+        raise UserError(f"{where}: shape {brief(shape)} is too large for any memory.")
     nbytes = math.prod(shape) * ITEM_BITS[dtype] // 8
     if offsets[1] - offsets[0] != nbytes:
-        raise UserError(f"{where}: {dtype} {shape} needs {nbytes} bytes, data_offsets {offsets} give another number.")
+        raise UserError(f"{where}: {dtype} {shape} needs {nbytes} bytes, but data_offsets are {offsets}.")
     return Entry(dtype, tuple(shape), base + offsets[0], nbytes)
 
 
@@ -106,15 +106,15 @@ def _sizes(values: object) -> bool:
 
 
 def _check_coverage(path: Path, entries: dict[str, Entry], base: int, size: int) -> dict[str, Entry]:
-    """The tensors must tile the data exactly: bytes that two share, or that none owns, mean a broken file."""
+    """The entries in order, if they tile the data exactly: overlaps or gaps mean that the file is broken."""
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
     end = base
     for name, entry in ordered.items():
         if entry.offset != end:
-            fault = "overlaps the one before it" if entry.offset < end else "leaves a hole before it"
+            fault = "overlaps the previous tensor" if entry.offset < end else "leaves a gap before it"
             raise UserError(f"{path}: tensor {brief(name)} at byte {entry.offset} {fault} (wanted byte {end}).")
         end += entry.nbytes
     if end != size:
-        state = "cut short" if end > size else "bytes after the last tensor"
-        raise UserError(f"{path}: tensors end at byte {end}, the file at {size}: {state}; download it again.")
+        fault = "truncated" if end > size else "bytes after the last tensor"
+        raise UserError(f"{path}: tensors end at byte {end}, the file at {size}: {fault}; download it again.")
     return ordered

@@ -1,4 +1,4 @@
-"""Reading files that a stranger may have written: bounded JSON, and mapped pieces of large files."""
+"""Reading untrusted files: bounded JSON, and memory-mapped pieces of large files."""
 
 import json
 import mmap
@@ -8,11 +8,11 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 
-MAX_JSON = 64 << 20  # tokenizer.json of a 256k vocabulary is about 35 MB; nothing we read is larger
+MAX_JSON = 64 << 20  # the largest we read, tokenizer.json of a 256k vocabulary, is about 35 MB
 
 
 def parse_json(text: bytes, source: str) -> object:
-    """Strict UTF-8 JSON; a key given twice, and nesting too deep to read, are UserErrors like any bad syntax."""
+    """Strict UTF-8 JSON. UserError for bad syntax, a duplicate key, or nesting that is too deep."""
     try:
         return json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
     except RecursionError:
@@ -31,13 +31,13 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
 
 
 def brief(value: object) -> str:
-    """`repr` cut to a length that a message can hold: a hostile name may be megabytes long."""
+    """`repr`, shortened to fit a message: a hostile name can be megabytes long."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def read_json_object(path: Path) -> dict:
-    """The JSON object in a file of at most 64 MiB. Raises UserError."""
+    """The JSON object in a file of at most 64 MiB. UserError if there is none."""
     data = parse_json(read_bytes(path, MAX_JSON), str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path}: wanted a JSON object, got {type(data).__name__}.")
@@ -45,10 +45,10 @@ def read_json_object(path: Path) -> dict:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The whole of a file of at most `limit` bytes. Raises UserError when it cannot be read or is larger."""
+    """The contents of a file of at most `limit` bytes. UserError if it is larger or cannot be read."""
     size = file_size(path)
     if size > limit:
-        raise UserError(f"{path}: {size} bytes; wanted at most {limit}.")
+        raise UserError(f"{path}: {size} bytes; at most {limit} are allowed.")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -56,7 +56,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a regular file. Raises UserError for anything else."""
+    """The size of a regular file in bytes. UserError for anything else."""
     try:
         if not path.is_file():
             raise UserError(f"{path}: no such file.")
@@ -66,10 +66,10 @@ def file_size(path: Path) -> int:
 
 
 def map_bytes(path: Path, offset: int, nbytes: int) -> np.ndarray:
-    """Bytes `offset .. offset + nbytes` of a file as a read-only uint8 array.
+    """Bytes `offset .. offset + nbytes` of a file as a read-only uint8 array. UserError if they cannot be mapped.
 
-    Each call maps its own piece, so the pages leave the process with the array: reading a model tensor by
-    tensor needs the memory of one tensor.
+    Each array has its own mapping, so its pages are freed with it: reading a model tensor by tensor takes the memory
+    of one tensor.
     """
     start = offset - offset % mmap.ALLOCATIONGRANULARITY
     try:

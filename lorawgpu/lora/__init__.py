@@ -1,1 +1,1 @@
-"""LoRA adapters: the PEFT config, the directory, and where each tensor lies on the GPU."""
+"""LoRA adapters: PEFT's config and directory, and the layout of the tensors on the GPU."""

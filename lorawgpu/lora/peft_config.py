@@ -1,4 +1,4 @@
-"""LoRA's settings, and PEFT's `adapter_config.json` to and from them."""
+"""The settings of a LoRA adapter, and reading and writing them as PEFT's `adapter_config.json`."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from lorawgpu.reference.dropout import MODULES
 
 LINEAR_MODULES = MODULES  # `all-linear`
 
-# Say nothing about what the adapter computes, or only together with a key that is refused when it is set.
+# Keys without effect on what the adapter computes, except together with others that are rejected.
 _NO_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "inference_mode", "layers_pattern", "megatron_core", "peft_version",
     "qalora_group_size", "revision", "task_type",
@@ -22,18 +22,18 @@ _READ = {
     "alpha_pattern", "bias", "exclude_modules", "init_lora_weights", "layers_to_transform", "lora_alpha",
     "lora_dropout", "peft_type", "r", "rank_pattern", "target_modules", "use_rslora",
 }  # fmt: skip
-# Other starts (pissa, olora, corda, loftq, ...) also change the base weights, which the adapter then relies on.
+# Other initializations (pissa, olora, corda, loftq, ...) also change the base weights that the adapter relies on.
 _HARMLESS_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
-LARGEST = 1 << 30  # of a rank or alpha
-_MAX_PATTERN = 200
-_QUANTIFIERS = 4
+MAX_RANK = 1 << 30  # and alpha
+_MAX_PATTERN = 200  # characters
+_MAX_QUANTIFIERS = 4
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """What of PEFT's LoraConfig is computed here. A module is its path, such as "model.layers.0.self_attn.q_proj".
+    """The supported part of PEFT's LoraConfig. Modules are paths such as "model.layers.0.self_attn.q_proj".
 
-    Patterns map regexes of module paths to values that replace `r` and `alpha` there.
+    `rank_pattern` and `alpha_pattern` map regexes of module paths to values that override `r` and `alpha`.
     """
 
     r: int
@@ -45,14 +45,14 @@ class LoraConfig:
     alpha_pattern: dict[str, float] = field(default_factory=dict)
 
     def targets(self, module: str) -> bool:
-        """PEFT's check_target_module_exists: a target is the whole path, or its end after a dot."""
+        """As PEFT's check_target_module_exists: a target is a full path, or the end of one after a dot."""
         return any(matches(target, module) for target in self.target_modules)
 
     def rank(self, module: str) -> int:
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """alpha / r, rsLoRA: alpha / sqrt(r), with the module's own alpha and r."""
+        """alpha / r, or with rsLoRA alpha / sqrt(r), of this module."""
         r, alpha = self.rank(module), _by_pattern(self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(r) if self.use_rslora else alpha / r
 
@@ -62,7 +62,7 @@ def matches(target: str, module: str) -> bool:
 
 
 def _by_pattern(patterns: dict, module: str, default):
-    """PEFT's get_pattern_key: the first pattern that matches the end of the path, from its start or a dot on."""
+    """As PEFT's get_pattern_key: the first pattern that matches the whole path, or its end after a dot."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
@@ -70,10 +70,9 @@ def _by_pattern(patterns: dict, module: str, default):
 
 
 def lora_config_json(lora: LoraConfig, base_model_name: str) -> bytes:
-    """`adapter_config.json` with keys that every PEFT knows; a newer one crashes an older loader.
+    """`adapter_config.json` with keys that every version of PEFT knows: unknown ones crash old loaders.
 
-    So `use_rslora` and the patterns appear only when they say something: a loader that does not know them then would
-    be wrong anyway.
+    `use_rslora` and the patterns are written only if they are set: a loader without them would be wrong anyway.
     """
     config = {
         "base_model_name_or_path": base_model_name,
@@ -103,9 +102,9 @@ def _integral(alpha: float) -> int | float:
 
 
 def read_lora_config(path: Path, modules: Sequence[str]) -> LoraConfig:
-    """Read `adapter_config.json` of an adapter whose tensors belong to `modules`.
+    """Read `adapter_config.json` of an adapter with tensors for `modules`.
 
-    UserError naming the key for a value that is not computed here, or that makes no sense.
+    UserError, naming the key, for an unsupported or invalid value.
     """
     config = read_json_object(path)
     if config.get("peft_type") != "LORA":
@@ -115,14 +114,14 @@ def read_lora_config(path: Path, modules: Sequence[str]) -> LoraConfig:
     if config.get("modules_to_save"):
         raise UserError(
             f"{path}: modules_to_save {brief(config['modules_to_save'])} is not supported: "
-            "it stores whole trained modules, here the base model is frozen"
+            "it replaces whole modules, but the base model is frozen here"
         )
     if config.get("bias", "none") != "none":
-        raise UserError(f'{path}: bias is {brief(config["bias"])}; trained biases are not supported, only "none"')
+        raise UserError(f'{path}: bias is {brief(config["bias"])}; trained biases are not supported, wanted "none"')
     init = config.get("init_lora_weights")
     if init not in _HARMLESS_INITS:
         raise UserError(
-            f"{path}: init_lora_weights {brief(init)} is not supported: it changes the base weights too; "
+            f"{path}: init_lora_weights {brief(init)} is not supported: it also changes the base weights; "
             "convert the adapter with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...)"
         )
     for key, value in config.items():
@@ -151,10 +150,10 @@ def _flag(path: Path, config: dict, key: str) -> bool:
 
 
 def _number(path: Path, config: dict, key: str, whole=False, low: float | None = None, below: float = math.inf):
-    """A finite number of `config`, an int if `whole`: positive, or from `low` on, and under `below`."""
+    """A finite number, an int if `whole`: positive, or at least `low`; and less than `below`."""
     value = config.get(key)
     good = type(value) is int or (type(value) is float and not whole)
-    good = good and value <= LARGEST  # `below` alone would let an integer pass that no float can hold
+    good = good and value <= MAX_RANK  # `below` alone would accept integers that no float can represent
     if not good or not (value > 0 if low is None else value >= low) or not value < below:
         number = "whole number" if whole else "number"
         wanted = f"a positive {number}" if low is None else f"a {number} from {low} to below {below}"
@@ -163,10 +162,10 @@ def _number(path: Path, config: dict, key: str, whole=False, low: float | None =
 
 
 def _targets(path: Path, config: dict, modules: Sequence[str]) -> tuple[str, ...]:
-    """The targets as names. A regex, `all-linear` or a choice of layers becomes the modules that have tensors.
+    """The targets as names. A regex, `all-linear` or a selection of layers becomes the modules that have tensors.
 
-    A listed name that no linear of this project's models ends in is dropped when it has no tensor either: PEFT allows
-    a list to name what a model does not have.
+    A listed name that is not one of our linear layers and has no tensors is dropped: PEFT's lists may name modules that
+    the model does not have.
     """
     targets = config.get("target_modules")
     if isinstance(targets, str) or config.get("layers_to_transform") is not None or config.get("exclude_modules"):
@@ -179,17 +178,17 @@ def _targets(path: Path, config: dict, modules: Sequence[str]) -> tuple[str, ...
 
 
 def _patterns(path: Path, config: dict, key: str, whole=False) -> dict:
-    """A pattern table, its regexes bounded: a stranger's regex can take longer than the universe has."""
+    """A table of patterns. Their complexity is bounded: an untrusted regex can take forever to match."""
     table = config.get(key) or {}
     if not isinstance(table, dict):
         raise UserError(f"{path}: {key} is {brief(table)}; wanted an object of module patterns")
     for pattern in table:
         _number(path, table, pattern, whole)
         quantifiers = len(re.findall(r"[*+?{]", pattern.replace("(?:", "(")))
-        if len(pattern) > _MAX_PATTERN or quantifiers > _QUANTIFIERS or re.search(r"\)[*+?{]", pattern):
-            raise UserError(f"{path}: {key}: {brief(pattern)} is too intricate; name the module or its end")
+        if len(pattern) > _MAX_PATTERN or quantifiers > _MAX_QUANTIFIERS or re.search(r"\)[*+?{]", pattern):
+            raise UserError(f"{path}: {key}: {brief(pattern)} is too complex; use the module's path or the end of it")
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            raise UserError(f"{path}: {key}: {brief(pattern)} is no regular expression: {error}") from None
+            raise UserError(f"{path}: {key}: {brief(pattern)} is not a valid regular expression: {error}") from None
     return dict(table)

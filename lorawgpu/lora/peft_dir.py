@@ -1,6 +1,6 @@
-"""LoRA adapters: which tensors there are, how they start, and PEFT directories of them.
+"""The tensors of a LoRA adapter: names, shapes, initialization, and reading and writing PEFT directories.
 
-The two tensors of a module have PEFT's keys: "base_model.model." + module + ".lora_A.weight" [r, in] and
+A module has two tensors, under PEFT's keys: "base_model.model." + module + ".lora_A.weight" [r, in] and
 ".lora_B.weight" [out, r].
 """
 
@@ -22,42 +22,43 @@ from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig, lora_config_js
 from lorawgpu.weights.tensors import widen
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
-GGUF_HINT = "an adapter in GGUF is for llama.cpp: here give the PEFT folder that it was exported from"
+GGUF_HINT = "that is a GGUF adapter for llama.cpp; use the PEFT folder it was exported from"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 def tensor_names(module: str) -> tuple[str, str]:
-    """PEFT's keys of the A and the B of a module."""
+    """PEFT's keys of the A and B of a module."""
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
 
 
 def adapter_shapes(lora: LoraConfig, model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Shape of every adapter tensor, layer by layer in forward order: A [r, in], then B [out, r].
+    """The shape of every adapter tensor, layer by layer in forward order: A [r, in], then B [out, r].
 
-    UserError for a target that names no linear of this model.
+    UserError for a target that matches no linear layer of this model.
     """
-    linears = model.linear_shapes()
+    linear_layers = model.linear_shapes()
     for target in lora.target_modules:
-        if not any(matches(target, module) for module in linears):
+        if not any(matches(target, module) for module in linear_layers):
             raise UserError(
-                f"lora_target_modules: {target!r} matches no linear of this model, which has {model.num_hidden_layers} "
-                f"layers of {', '.join(LINEAR_MODULES)}; wanted such a name, or a path like layers.0.self_attn.q_proj"
+                f"lora_target_modules: {target!r} matches no linear layer of this model; wanted one of "
+                f"{', '.join(LINEAR_MODULES)}, or a path like layers.0.self_attn.q_proj "
+                f"({model.num_hidden_layers} layers)"
             )
     shapes = {}
-    for module, (rows, columns) in linears.items():
+    for module, (rows, columns) in linear_layers.items():
         if lora.targets(module):
             a, b = tensor_names(module)
             shapes[a], shapes[b] = (lora.rank(module), columns), (rows, lora.rank(module))
     if not shapes:
-        raise UserError("lora_target_modules: empty, so there is nothing to train; wanted module names or all-linear")
+        raise UserError("lora_target_modules is empty: nothing to train; wanted module names or all-linear")
     return shapes
 
 
 def init_adapter(lora: LoraConfig, model: ModelConfig, seed: int) -> dict[str, np.ndarray]:
-    """A fresh adapter, float32: A ~ U(-1/sqrt(in), 1/sqrt(in)), which is PEFT's kaiming_uniform(a=sqrt(5)), and B = 0.
+    """A new adapter, float32: A ~ U(-1/sqrt(in), 1/sqrt(in)), which is PEFT's kaiming_uniform(a=sqrt(5)), and B = 0.
 
-    Each A has a Philox stream of its own, keyed by (seed, tensor name), so that adding a target changes no other.
+    Each A has its own Philox stream, keyed by (seed, tensor name): adding a target does not change the others.
     """
     tensors = {}
     for name, shape in adapter_shapes(lora, model).items():
@@ -71,33 +72,32 @@ def init_adapter(lora: LoraConfig, model: ModelConfig, seed: int) -> dict[str, n
 
 
 def write_adapter(folder: str | Path, lora: LoraConfig, tensors: dict[str, np.ndarray], base_model_name: str) -> None:
-    """Write a PEFT directory in float32, each file whole or not at all.
+    """Write a PEFT directory in float32, each file atomically.
 
-    CheckFailed, before anything is written, when a tensor is not finite; OSError when the disk refuses.
+    CheckFailed, before anything is written, if a tensor has a non-finite value; OSError if writing fails.
     """
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
-            raise CheckFailed(f"{folder}: not saved: {name} holds a value that is not finite")
+            raise CheckFailed(f"{folder}: not saved: {name} has non-finite values")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     as_float32 = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
-    # transformers refuses a file that does not say that its layout is PyTorch's
+    # transformers rejects files without this metadata
     replace_file(folder / WEIGHTS_FILE, safetensors.numpy.save(as_float32, metadata={"format": "pt"}))
     replace_file(folder / CONFIG_FILE, lora_config_json(lora, base_model_name))
 
 
 def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """Read a PEFT directory; tensors widened to float32, in the order of `adapter_shapes` when `model` is given.
+    """Read a PEFT directory. Tensors are widened to float32, in the order of `adapter_shapes` if `model` is given.
 
-    UserError, naming the file and the key or tensor, for what is missing or damaged, for what is not computed here
-    (DoRA, modules_to_save, biases, ...), for a value that is not finite, and with `model` for an adapter that does not
-    fit it.
+    UserError, naming the file and the key or tensor, for anything missing, damaged, non-finite or unsupported (DoRA,
+    modules_to_save, biases, ...), and for an adapter that does not fit `model`.
     """
     path = _weights_of(folder)
     folder = path.parent
     file = SafetensorsFile(path)
     modules = dict.fromkeys(match["module"] for name in file.entries if (match := _KEY.fullmatch(name)))
-    lora = read_lora_config(folder / CONFIG_FILE, list(modules))  # first: it has the names of what tensors only hint at
+    lora = read_lora_config(folder / CONFIG_FILE, list(modules))  # first: its errors are clearer
     tensors = _read_tensors(file)
     if model is not None:
         shapes = _checked_shapes(path, lora, tensors, model)
@@ -106,31 +106,31 @@ def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[
 
 
 def _weights_of(folder: str | Path) -> Path:
-    """The weights file of a PEFT directory. UserError that says what the place holds instead, where that is known."""
+    """The weights file of a PEFT directory. UserError, saying what the folder seems to be instead, if there is none."""
     name, folder = str(folder), Path(folder)
     if not name:
-        raise UserError(f"the adapter's name is empty; wanted a PEFT adapter directory, holding {CONFIG_FILE}")
+        raise UserError(f"the adapter's name is empty; wanted a PEFT adapter directory, with {CONFIG_FILE}")
     if folder.suffix == ".gguf" and folder.is_file():
         raise UserError(f"{folder}: {GGUF_HINT}")
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, holding {CONFIG_FILE}")
+        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, with {CONFIG_FILE}")
     if (folder / WEIGHTS_FILE).exists():
         return folder / WEIGHTS_FILE
     if (folder / "adapter_model.bin").exists():
         raise UserError(f"{folder}: adapter_model.bin is a pickle, which can run code; save it as {WEIGHTS_FILE}")
-    raise UserError(f"{folder}: {_instead(folder)}")
+    raise UserError(f"{folder}: {_describe(folder)}")
 
 
-def _instead(folder: Path) -> str:
+def _describe(folder: Path) -> str:
     """What a folder without adapter weights seems to be."""
     if (folder / "adapters.safetensors").exists():
-        return "an adapter for mlx-lm, which only it reads: give the PEFT folder that it was exported from"
+        return "that is an mlx-lm adapter; use the PEFT folder it was exported from"
     if any(folder.glob("*.gguf")):
         return GGUF_HINT
     if (folder / "config.json").exists():
-        return f"a model, not an adapter, which is a folder with {WEIGHTS_FILE}"
+        return f"that is a model, not an adapter; wanted a folder with {WEIGHTS_FILE}"
     if saved := sorted(folder.glob(f"checkpoint-*/{WEIGHTS_FILE}"), key=lambda path: path.stat().st_mtime):
-        return f"a run that has not ended, so it has no final adapter; its newest one so far: {saved[-1].parent}"
+        return f"that is an unfinished run, without a final adapter; its newest checkpoint is {saved[-1].parent}"
     return f"no {WEIGHTS_FILE}; wanted a PEFT adapter directory"
 
 
@@ -138,42 +138,46 @@ def _read_tensors(file: SafetensorsFile) -> dict[str, np.ndarray]:
     path, tensors = file.path, {}
     for name, entry in file.entries.items():
         if not _KEY.fullmatch(name):
-            raise UserError(f"{path}: {brief(name)} is no LoRA tensor of a linear; such tensors are not supported")
+            raise UserError(f"{path}: {brief(name)} is not a LoRA tensor of a linear layer; not supported")
         if entry.dtype not in _DTYPES or len(entry.shape) != 2:
             got = f"{entry.dtype} {list(entry.shape)}"
-            raise UserError(f"{path}: {brief(name)} is {got}; wanted a matrix of F32, F16 or BF16")
+            raise UserError(f"{path}: {brief(name)} is {got}; wanted an F32, F16 or BF16 matrix")
         tensors[name] = widen(file.read(name), _DTYPES[entry.dtype])
         if not np.isfinite(tensors[name]).all():
-            raise UserError(f"{path}: {brief(name)} holds a value that is not finite; its training went wrong")
+            raise UserError(f"{path}: {brief(name)} has non-finite values: its training diverged")
     if not tensors:
-        raise UserError(f"{path}: holds no tensor")
+        raise UserError(f"{path}: contains no tensors")
     return tensors
 
 
 def _checked_shapes(path: Path, lora: LoraConfig, tensors: dict[str, np.ndarray], model: ModelConfig):
-    """`adapter_shapes`, if the tensors have exactly these names and shapes."""
+    """`adapter_shapes`. UserError unless the tensors have exactly these names and shapes."""
     try:
         shapes = adapter_shapes(lora, model)
     except UserError as error:
         raise UserError(f"{path.with_name(CONFIG_FILE)}: {error}") from None
     for name in tensors:
         if name not in shapes:
-            raise UserError(f"{path}: {brief(name)} is of no targeted linear of the base model; is it for another one?")
+            raise UserError(
+                f"{path}: {brief(name)} does not belong to a target module of this base model; is the adapter for "
+                "another model?"
+            )
     for name, shape in shapes.items():
         if name in tensors and tensors[name].shape != shape:
             raise UserError(
-                f"{path}: {name} has shape {list(tensors[name].shape)}; the base model and the rank in {CONFIG_FILE} "
-                f"want {list(shape)}"
+                f"{path}: {name} has shape {list(tensors[name].shape)}; wanted {list(shape)} for this base model and "
+                f"the rank in {CONFIG_FILE}"
             )
     if missing := [name for name in shapes if name not in tensors]:
-        raise UserError(f"{path}: {missing[0]} is missing, one of {len(missing)}; the file is not complete")
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UserError(f"{path}: tensor {missing[0]}{more} is missing; the file is incomplete")
     return shapes
 
 
 def start_adapter(config, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """The adapter that a run (a TrainConfig) begins with: the one to continue from, or a fresh one.
+    """The adapter that a run (a TrainConfig) starts with: the one to continue from, or a new one.
 
-    UserError when `config` sets a rank, alpha, rsLoRA or targets that the adapter to continue from does not have.
+    UserError if `config` sets a rank, alpha, rsLoRA or targets other than those of the adapter to continue from.
     """
     targets = LINEAR_MODULES if config.lora_target_modules == "all-linear" else tuple(config.lora_target_modules)
     wanted = LoraConfig(config.lora_r, config.lora_alpha, targets, config.use_rslora, config.lora_dropout)
@@ -189,7 +193,7 @@ def start_adapter(config, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.
     for key, agrees in same.items():
         if key in config.model_fields_set and not agrees:
             raise UserError(
-                f"{key} is {getattr(config, key)!r}, but the adapter to continue from ({config.adapter}) has another; "
+                f"{key} is {getattr(config, key)!r}, but the adapter to continue from ({config.adapter}) differs; "
                 f"remove {key} from the config"
             )
     return replace(lora, dropout=config.lora_dropout), tensors

@@ -1,7 +1,7 @@
-"""Rebuild a `tokenizers` backend from GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
+"""Rebuilding a `tokenizers` backend from GGUF metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
 
-`tokenizer.ggml.pre` names how text is cut before merging. Getting it wrong changes the ids without any error, so
-a name that is not in the table is refused. The patterns are those of the models' own tokenizer.json.
+`tokenizer.ggml.pre` names the pre-tokenizer. The wrong one changes ids without any error, so unknown names are
+rejected. The patterns are those of the models' own tokenizer.json.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-# Each pattern cuts the pieces that the one before it left: its matches, and what lies between them, stand alone.
+# Each pattern splits the pieces of the one before it, into its matches and the text between them.
 SPLITS = {
     "gpt-2": [GPT2],
     "smollm": [r"\p{N}", GPT2],
     "llama-bpe": [LLAMA3],
     "qwen2": [QWEN2],
-    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],  # llama.cpp's, for files without a name
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],  # llama.cpp's, for files without `pre`
 }
 ALIASES = {
     "phi-2": "gpt-2", "olmo": "gpt-2", "mpt": "gpt-2", "starcoder": "smollm", "refact": "smollm",
@@ -43,20 +43,20 @@ SPECIAL_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "
 
 
 @contextmanager
-def guarded(source: str) -> Iterator[None]:
-    """Turn whatever the tokenizers library throws at a bad file into a UserError; a Rust panic is no Exception."""
+def user_errors(source: str) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises for a bad file into a UserError; a Rust panic is not an Exception."""
     try:
         yield
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise UserError(f"{source}: not a tokenizer that can be read: {brief(str(error))}.") from None
+        raise UserError(f"{source}: not a valid tokenizer: {brief(str(error))}.") from None
 
 
-def with_ends(
+def bos_eos_processor(
     backend: tokenizers.Tokenizer, bos: str | None, eos: str | None, source: str
 ) -> processors.TemplateProcessing:
-    """A post-processor that puts BOS before and EOS after a text, where given."""
+    """A post-processor that adds these BOS and EOS tokens, if any."""
     ends = [token for token in (bos, eos) if token]
     ids = {token: backend.token_to_id(token) for token in ends}
     for token, token_id in ids.items():
@@ -67,15 +67,15 @@ def with_ends(
 
 
 def backend_from_gguf(file: "GgufFile") -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The backend and its named special tokens. Raises UserError for what is missing or not supported, by name."""
+    """The backend and its special tokens by name. UserError, naming the key, if one is missing or not supported."""
     source = str(file.path)
     tokens = _strings(file, "tokens")
     types = _numbers(file, "token_type", len(tokens), np.full(len(tokens), NORMAL))
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
-        raise UserError(f"{source}: tokenizer.ggml.model {brief(kind)} is not supported; supported are gpt2 and llama.")
+        raise UserError(f"{source}: tokenizer.ggml.model {brief(kind)} is not supported; wanted gpt2 or llama.")
     named = _named_tokens(file, tokens)
-    with guarded(source):
+    with user_errors(source):
         if kind == "gpt2":
             backend, add_bos = _byte_level(file, tokens)
         else:
@@ -84,22 +84,22 @@ def backend_from_gguf(file: "GgufFile") -> tuple[tokenizers.Tokenizer, dict[str,
         backend.add_tokens(_added(tokens, types == USER_DEFINED, special=False))
         bos = named.get("bos_token") if _flag(file, "add_bos_token", add_bos) else None
         eos = named.get("eos_token") if _flag(file, "add_eos_token", False) else None
-        backend.post_processor = with_ends(backend, bos, eos, source)
+        backend.post_processor = bos_eos_processor(backend, bos, eos, source)
     return backend, named
 
 
 def _added(tokens: list[str], chosen: np.ndarray, special: bool) -> list[AddedToken]:
-    """The chosen tokens as ones that are found in the text before anything else; their ids stay."""
+    """The chosen tokens as added tokens, which are matched before anything else; their ids stay the same."""
     return [AddedToken(tokens[i], special=special, normalized=False) for i in np.flatnonzero(chosen)]
 
 
 def _byte_level(file: "GgufFile", tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
-    """GPT-2's BPE over bytes, and whether this family starts with BOS when the file does not say."""
+    """GPT-2's BPE over bytes, and whether this family adds BOS by default."""
     pre = file.metadata.get("tokenizer.ggml.pre", "default")
     name = ALIASES.get(pre, pre) if isinstance(pre, str) else pre
     if not isinstance(name, str) or name not in SPLITS:
         known = ", ".join(sorted([*SPLITS, *ALIASES]))
-        raise UserError(f"{file.path}: tokenizer.ggml.pre {brief(pre)} is not supported; supported are {known}.")
+        raise UserError(f"{file.path}: tokenizer.ggml.pre {brief(pre)} is not supported; wanted one of {known}.")
     merges = [_merge(file, merge) for merge in _strings(file, "merges")]
     llama3 = name == "llama-bpe"
     backend = tokenizers.Tokenizer(models.BPE(_vocabulary(file, tokens), merges, ignore_merges=llama3))
@@ -115,12 +115,12 @@ def _byte_level(file: "GgufFile", tokens: list[str]) -> tuple[tokenizers.Tokeniz
 def _merge(file: "GgufFile", merge: str) -> tuple[str, str]:
     cut = merge.find(" ", 1)
     if not 0 < cut < len(merge) - 1:
-        raise UserError(f"{file.path}: merge {brief(merge)} is not a pair of tokens.")
+        raise UserError(f"{file.path}: merge {brief(merge)} in tokenizer.ggml.merges is not a pair of tokens.")
     return merge[:cut], merge[cut + 1 :]
 
 
 def _sentencepiece(file: "GgufFile", tokens: list[str], types: np.ndarray, unknown: str | None) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: merges from the scores, as transformers converts such a model; bytes as a fallback."""
+    """SentencePiece's BPE with byte fallback: merges are derived from the scores, as transformers does it."""
     if file.metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
         raise UserError(f"{file.path}: tokenizer.ggml.remove_extra_whitespaces is not supported.")
     scores = _numbers(file, "scores", len(tokens), None)
@@ -138,7 +138,7 @@ def _sentencepiece(file: "GgufFile", tokens: list[str], types: np.ndarray, unkno
 
 
 def _merges(pieces: dict[str, float], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two pieces, best score first (transformers' `generate_merges`)."""
+    """Every split of a piece into two pieces, best score first (transformers' `generate_merges`)."""
     merges = []
     for piece, score in pieces.items():
         pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
@@ -172,7 +172,7 @@ def _named_tokens(file: "GgufFile", tokens: list[str]) -> dict[str, str]:
 def _strings(file: "GgufFile", key: str) -> list[str]:
     value = file.metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list):
-        raise UserError(f"{file.path}: metadata key tokenizer.ggml.{key} is missing or not a list of texts.")
+        raise UserError(f"{file.path}: metadata key tokenizer.ggml.{key} is missing or not a list of strings.")
     return value
 
 

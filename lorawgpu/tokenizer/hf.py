@@ -1,4 +1,4 @@
-"""Text to token ids and back, on the `tokenizers` library: from a Hugging Face folder or from GGUF metadata."""
+"""Text to token ids and back with the `tokenizers` library, from a Hugging Face folder or GGUF metadata."""
 
 import hashlib
 import json
@@ -11,22 +11,22 @@ import tokenizers
 
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief, read_bytes, read_json_object
-from lorawgpu.tokenizer.gguf import backend_from_gguf, guarded, with_ends
+from lorawgpu.tokenizer.gguf import backend_from_gguf, bos_eos_processor, user_errors
 
 if TYPE_CHECKING:
     from lorawgpu.files.gguf import GgufFile
 
 MAX_TOKENIZER = 64 << 20  # bytes; the largest published tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # bytes
-MAX_GROWTH = 100
-NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+MAX_GROWTH = 100  # times the length of the input
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """A byte-exact tokenizer of a model.
+    """The tokenizer of a model.
 
-    `special_tokens` maps the names that templates use (`bos_token`, ...) to their text; `chat_template` is the
-    model's own Jinja template or None; `add_bos` says whether the tokenizer itself starts a text with BOS.
+    `special_tokens`: the special tokens by the names that templates use (`bos_token`, ...); `chat_template`: the
+    model's own Jinja template, or None; `add_bos`: whether the tokenizer adds BOS by itself.
     """
 
     def __init__(
@@ -45,84 +45,84 @@ class Tokenizer:
 
     @classmethod
     def from_hf_folder(cls, folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json`, with `tokenizer_config.json` and `chat_template.jinja` where they exist.
+        """Read `tokenizer.json`, and `tokenizer_config.json` and `chat_template.jinja` if they exist.
 
-        Raises UserError when there is no tokenizer.json, or it cannot be read.
+        UserError if there is no tokenizer.json, or any of them is invalid.
         """
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"{folder}: no tokenizer.json; save one there with transformers' save_pretrained.")
         config = _optional_json(Path(folder) / "tokenizer_config.json")
         older = Path(folder) / "special_tokens_map.json"
-        _special_tokens(config, str(Path(folder) / "tokenizer_config.json"))  # each under its own name, if it is wrong
+        _special_tokens(config, str(Path(folder) / "tokenizer_config.json"))  # so that an error names the right file
         named = _special_tokens({**_optional_json(older), **config}, str(older))
         backend = _load(path)
-        if "add_bos_token" in config or "add_eos_token" in config:  # as transformers: they replace the post-processor
+        if "add_bos_token" in config or "add_eos_token" in config:  # they replace the post-processor in transformers
             bos = named.get("bos_token") if config.get("add_bos_token") else None
             eos = named.get("eos_token") if config.get("add_eos_token") else None
-            backend.post_processor = with_ends(backend, bos, eos, str(folder))
+            backend.post_processor = bos_eos_processor(backend, bos, eos, str(folder))
         return cls(backend, named, _chat_template(Path(folder), config), str(path))
 
     @classmethod
     def from_gguf(cls, file: "GgufFile") -> "Tokenizer":
-        """Rebuild the tokenizer that GGUF metadata describes. Raises UserError for one that is not supported."""
+        """Rebuild the tokenizer from GGUF metadata. UserError if it is not supported."""
         backend, named = backend_from_gguf(file)
         template = file.metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
-            raise UserError(f"{file.path}: tokenizer.chat_template is {brief(template)}; wanted text.")
+            raise UserError(f"{file.path}: tokenizer.chat_template is {brief(template)}; wanted a string.")
         return cls(backend, named, template, str(file.path))
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
+        """Number of ids, including added tokens."""
         return self._backend.get_vocab_size()
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the control tokens: those that no ordinary text is split into."""
+        """Ids of the control tokens, which ordinary text never becomes."""
         return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     @property
     def digest(self) -> str:
-        """A hash of everything that decides which ids a text becomes: a cache of ids is keyed by it."""
+        """A hash of everything that affects the ids, for the key of the token cache."""
         return hashlib.blake2b(f"{self._backend.to_str()} {self.bos_id} {self.eos_id}".encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The contents of a tokenizer.json: all but the names of the special tokens and the template."""
+        """The contents of tokenizer.json, which lacks the names of the special tokens and the chat template."""
         return self._backend.to_str(pretty=True)
 
     def token_id(self, token: str) -> int | None:
-        """Id of one token by its text, None when there is no such token."""
+        """The id of a token, None if there is no such token."""
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Token ids of `text`.
 
-        `add_special` puts BOS and EOS where the tokenizer itself does. `parse_special=False` reads the
-        spelling of a control token (`<|im_end|>` in what a user typed) as ordinary text.
+        `add_special` adds BOS and EOS as the tokenizer is configured. `parse_special=False` reads the spelling of
+        a control token (`<|im_end|>` in user input) as ordinary text. UserError for half a surrogate pair.
         """
         return self.encoding(text, add_special, parse_special).ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Text of token ids; bytes that form no character become U+FFFD, ids without a token become nothing."""
+        """The text of token ids; invalid UTF-8 becomes U+FFFD, unknown ids become nothing."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
     def encoding(self, text: str, add_special: bool = False, parse_special: bool = True) -> tokenizers.Encoding:
-        """What the library knows of `text`: to be asked for no more than is needed, which can save half the time.
+        """The library's encoding of `text`. Read only the fields you need: each is copied, which can double the time.
 
         `offsets`: the characters `[start, end)` of `text` that each token covers, spaces included. Tokens that share
-        one multi-byte character all cover it; tokens put by `add_special` cover (0, 0).
+        one multi-byte character all cover it; tokens added by `add_special` cover (0, 0).
         """
         backend = self._backend if parse_special else self._without_special()
         try:
             return backend.encode(text, add_special_tokens=add_special)
         except (UnicodeEncodeError, TypeError):
-            raise UserError(f"text {brief(text)} cannot be tokenized: it holds half of a surrogate pair.") from None
+            raise UserError(f"{brief(text)} cannot be tokenized: it contains half a surrogate pair.") from None
 
     def _without_special(self) -> tokenizers.Tokenizer:
-        """A second backend that sees control tokens as text; a switch on the first would not be thread-safe."""
+        """A second backend that reads control tokens as text; switching the first one would not be thread-safe."""
         if self._plain is None:
-            with guarded(self.source):  # what a file gives, the library does not always read again
+            with user_errors(self.source):  # the library cannot always read back what it wrote
                 self._plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
             self._plain.encode_special_tokens = True
         return self._plain
@@ -139,18 +139,18 @@ class Tokenizer:
 
 def _load(path: Path) -> tokenizers.Tokenizer:
     text = read_bytes(path, MAX_TOKENIZER)
-    with guarded(str(path)):
+    with user_errors(str(path)):
         data = json.loads(text)
         _keep_spaces_in_offsets(data.get("post_processor"))
         for part in ("normalizer", "decoder"):
             if (growth := _growth(data.get(part))) > MAX_GROWTH:
-                raise UserError(f"{path}: its {part} can make a text {growth:,.0f} times as long; not supported.")
+                raise UserError(f"{path}: its {part} can make a string {growth:,.0f} times as long; not supported.")
         return tokenizers.Tokenizer.from_str(json.dumps(data))
 
 
 def _growth(step: object) -> float:
-    """How many times as long the replacements in a normalizer or decoder can make a text: a few of them, one after
-    another, reach sizes at which the tokenizers library ends the process."""
+    """How many times longer the replacements of a normalizer or decoder can make a string. A few growing ones in a row
+    reach sizes at which the tokenizers library aborts the process."""
     if not isinstance(step, dict):
         return 1.0
     content, pattern = step.get("content"), step.get("pattern")
@@ -161,7 +161,7 @@ def _growth(step: object) -> float:
 
 
 def _keep_spaces_in_offsets(post_processor: object) -> None:
-    """Byte-level post-processors trim a token's leading space from its offsets; masks need it covered."""
+    """Stop byte-level post-processors from trimming a token's leading space off its offsets: loss masks need it."""
     if isinstance(post_processor, dict):
         if "trim_offsets" in post_processor:
             post_processor["trim_offsets"] = False
@@ -174,20 +174,20 @@ def _optional_json(path: Path) -> dict:
 
 
 def _special_tokens(config: dict, source: str) -> dict[str, str]:
-    """Named tokens as text; a file may spell one as an object with its `content`."""
+    """The special tokens by name; a file may give one as an object with `content`."""
     named = {}
-    for name in NAMED:
+    for name in SPECIAL_TOKENS:
         value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if value is not None and not isinstance(value, str):
-            raise UserError(f"{source}: {name} is {brief(value)}; wanted text.")
+            raise UserError(f"{source}: {name} is {brief(value)}; wanted a string.")
         if value:
             named[name] = value
     return named
 
 
 def _chat_template(folder: Path, config: dict) -> str | None:
-    """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, `default`."""
+    """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, `default` is used."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -199,5 +199,5 @@ def _chat_template(folder: Path, config: dict) -> str | None:
         templates = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = templates.get("default")
     if template is not None and not isinstance(template, str):
-        raise UserError(f"{folder / 'tokenizer_config.json'}: chat_template is {brief(template)}; wanted text.")
+        raise UserError(f"{folder / 'tokenizer_config.json'}: chat_template is {brief(template)}; wanted a string.")
     return template

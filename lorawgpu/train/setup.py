@@ -17,10 +17,10 @@ from lorawgpu.chat.template import ChatTemplate, resolve_template
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.data.batch_order import Batches, BatchSettings
 from lorawgpu.data.batching import token_capacity
-from lorawgpu.data.dataset import Data, DatasetSpec, Loading, load
+from lorawgpu.data.dataset import Data, DatasetSpec, LoadSettings, load
 from lorawgpu.data.encode import EncodeSettings, NeedsTokenizer
 from lorawgpu.data.token_store import default_cache_dir
-from lorawgpu.data.workers import as_many_as_fit
+from lorawgpu.data.workers import default_workers
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.errors import DeviceError, UserError
 from lorawgpu.gpu import KernelCache, device_errors
@@ -103,21 +103,21 @@ def load_data(
     config: TrainConfig,
     words: Words,
     skip_bad_lines: bool = False,
-    purpose: str = Loading.purpose,
+    purpose: str = LoadSettings.purpose,
     read_only: bool = False,
 ) -> Data:
     """The data sets of a config, tokenised and split. UserError naming file and line for what is wrong with them."""
     settings = EncodeSettings(
         config.sequence_len, config.excess_length_strategy, config.train_on_inputs, tuple(config.roles_to_train)
     )
-    loading = Loading(
+    loading = LoadSettings(
         settings,
         words.tokenizer,
         words.template,
         words.vocab_size,
         skip_bad_lines,
         Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
-        config.dataset_num_proc or as_many_as_fit(words.tokenizer.vocab_size if words.tokenizer else 0),
+        config.dataset_num_proc or default_workers(words.tokenizer.vocab_size if words.tokenizer else 0),
         purpose,
         read_only,
     )

@@ -67,10 +67,10 @@ def _data(run: Run) -> str:
             text += f", {n:,} {name}{why}"
     if run.longest > (context := run.checkpoint.config.max_position_embeddings):
         text += f", the longest of {run.longest:,}: beyond the model's context of {context:,}, which generate keeps to"
-    if counts.empty:
-        text += f", {counts.empty:,} with an empty trained answer (see --preview)"
-    if counts.shared:
-        text += f", {counts.shared:,} tokens across a border of trained and untrained text (trained)"
+    if counts.empty_targets:
+        text += f", {counts.empty_targets:,} with an empty trained answer (see --preview)"
+    if counts.boundary_tokens:
+        text += f", {counts.boundary_tokens:,} tokens across a border of trained and untrained text (trained)"
     return text + (f"; {len(held_out):,} samples held out" if held_out is not None else "")
 
 

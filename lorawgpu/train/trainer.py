@@ -9,7 +9,7 @@ import numpy as np
 
 from lorawgpu.data.batch_order import Window
 from lorawgpu.data.prefetch import Prefetch
-from lorawgpu.data.source_lines import in_words
+from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.engine.engine import Engine
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
@@ -129,7 +129,7 @@ class Trainer:
             samples = self.fed.pop(report.step)
             if not report.state.bad:
                 continue
-            name, lines = fault(self.engine, report.state), in_words(map(self.run.batches.place, samples))
+            name, lines = fault(self.engine, report.state), describe_lines(map(self.run.batches.place, samples))
             self.progress.log.write(report.step, bad_step=name, bad_steps=report.state.bad_total, bad_data=lines)
             self.progress.message(f"step {report.step}: skipped, {name} is not finite; its data: {lines}")
             if report.state.bad_run >= self.config.max_bad_steps:

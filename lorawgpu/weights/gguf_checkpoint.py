@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face names and row order, blocks dequantised to float32."""
+"""A GGUF file as a checkpoint: Hugging Face names and row order, blocks dequantized to float32."""
 
 import re
 from pathlib import Path
@@ -35,8 +35,8 @@ class GgufCheckpoint(Checkpoint):
                 raise UserError(f"{path}: {name} has shape {list(found)}; the metadata wants {list(shape)}.")
 
     @property
-    def quantised(self) -> bool:
-        """Whether any tensor is stored in blocks, which `dense` decodes to float32."""
+    def quantized(self) -> bool:
+        """Whether any tensor is stored in quantized blocks."""
         return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
 
     def dense(self, name: str) -> Dense:
@@ -49,7 +49,7 @@ class GgufCheckpoint(Checkpoint):
         return DENSE_TYPES.get(self._file.tensors[self._gguf_names[name]].type, "f32")
 
     def ternary(self, name: str) -> Ternary:
-        raise UserError(f"{self.path}: {name} is not ternary; GGUF models are read as dense ones.")
+        raise UserError(f"{self.path}: {name} is not ternary; GGUF models are always dense here.")
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_gguf(self._file)
@@ -73,6 +73,6 @@ def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of q or k `[heads*HD, in]` from llama.cpp's interleaved RoPE order back to the half-split order."""
+    """Reorder the rows of q or k `[heads*HD, in]` from llama.cpp's interleaved RoPE to the half-split one."""
     out, width = weight.shape
     return weight.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)

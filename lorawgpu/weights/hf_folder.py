@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: `config.json`, one safetensors file or shards with an index, a tokenizer."""
+"""A Hugging Face model folder: `config.json`, a safetensors file or shards with an index, a tokenizer."""
 
 import dataclasses
 from pathlib import Path
@@ -22,7 +22,7 @@ from lorawgpu.weights.tensors import (
     is_linear,
     pack_exact,
     packed_rows,
-    quantise_master,
+    quantize_master,
 )
 
 DENSE_TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
@@ -31,7 +31,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class HfFolder(Checkpoint):
-    """The checkpoint in `path`; `name` is what the user called it. Headers are read and checked here."""
+    """The checkpoint in folder `path`; `name` is what the user called it. Reads and checks all headers."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
@@ -49,7 +49,7 @@ class HfFolder(Checkpoint):
     def ternary(self, name: str) -> Ternary:
         where, out = self._where(name), self._shapes[name][0]
         if self.config.ternary == "online":
-            packed, scale = quantise_master(self.dense(name), where)
+            packed, scale = quantize_master(self.dense(name), where)
             return Ternary(packed, out, scale)
         if self._dtype(name) == "U8":
             packed = self._files[name].read(name)
@@ -62,11 +62,11 @@ class HfFolder(Checkpoint):
         return Tokenizer.from_hf_folder(self.path)
 
     def _scale(self, name: str) -> float:
-        """`w` of a stored matrix: the stored number, or its reciprocal for BitLinear (`divide`)."""
+        """`w` of a matrix: the stored number, or its reciprocal if `config.ternary` is `divide`."""
         stored = self.dense(f"{name}_scale").float32().reshape(-1)
         if stored.size != 1 or not np.isfinite(stored[0]) or stored[0] <= 0:
             values = brief(stored[:4].tolist())
-            raise UserError(f"{self._where(name)}: weight_scale is {values}; wanted one number above 0.")
+            raise UserError(f"{self._where(name)}: weight_scale is {values}; wanted one positive number.")
         return float(stored[0]) if self.config.ternary == "multiply" else float(np.float32(1) / stored[0])
 
     def _dtype(self, name: str) -> str:
@@ -76,7 +76,7 @@ class HfFolder(Checkpoint):
         return f"{self._files[name].path}: {name}"
 
     def _check(self) -> None:
-        """Names, shapes and stores of all tensors, from the headers alone."""
+        """Check names, shapes and dtypes of all tensors, from the headers alone."""
         stored = self.config.ternary in ("multiply", "divide")
         wanted = set(self._shapes)
         if stored:
@@ -89,7 +89,7 @@ class HfFolder(Checkpoint):
             if packed:
                 shape = (packed_rows(shape[0]), shape[1])
             elif entry.dtype not in DENSE_TYPES:
-                hint = "; it looks packed, but the config does not say offline" if entry.dtype == "U8" else ""
+                hint = "; it looks packed, but the config is not for packed weights" if entry.dtype == "U8" else ""
                 raise UserError(
                     f"{self._where(name)} has dtype {entry.dtype}; wanted one of {', '.join(DENSE_TYPES)}{hint}."
                 )
@@ -98,12 +98,15 @@ class HfFolder(Checkpoint):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Config of a model folder, with the end tokens that only `generation_config.json` may list."""
+    """The config of a model folder, with the additional EOS tokens of `generation_config.json`.
+
+    UserError, saying what the folder seems to be, if it has no config.json.
+    """
     path = folder / "config.json"
     if not path.is_file() and (folder / ADAPTER_CONFIG).is_file():
         raise UserError(
-            f"{folder}: that is an adapter, not a model: give it as the adapter (--adapter, or `adapter` in a config) "
-            f"and its base as the model{_base_named(folder)}."
+            f"{folder}: that is an adapter, not a model; use it as the adapter (--adapter, or `adapter` in a config) "
+            f"and its base as the model{_base_of(folder)}."
         )
     if not path.is_file():
         raise UserError(f"{folder}: no config.json; wanted a Hugging Face model folder or a .gguf file.")
@@ -116,39 +119,39 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _base_named(folder: Path) -> str:
-    """The base that an adapter's folder names, in brackets."""
+def _base_of(folder: Path) -> str:
+    """The base model that an adapter's config names, in parentheses."""
     settings = read_json_object(folder / ADAPTER_CONFIG)
-    named = settings.get("base_model_name_or_path") or settings.get("model")  # PEFT's key and mlx-lm's
-    return f" ({brief(named)})" if named else ""
+    base = settings.get("base_model_name_or_path") or settings.get("model")  # PEFT's key, mlx-lm's key
+    return f" ({brief(base)})" if base else ""
 
 
 def _tensor_files(folder: Path) -> dict[str, SafetensorsFile]:
-    """Which file holds each tensor."""
+    """The file of each tensor."""
     if (folder / SINGLE).is_file():
         file = SafetensorsFile(folder / SINGLE)
         return {name: file for name in file.entries}
     index = folder / INDEX
     if not index.is_file():
-        raise UserError(f"{folder}: neither {SINGLE} nor {INDEX}; pickled weights (.bin, .pt) are never read.")
+        raise UserError(f"{folder}: no {SINGLE} or {INDEX}; pickled weights (.bin, .pt) are not supported.")
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{index}: wanted an object weight_map of tensor names and files.")
+        raise UserError(f"{index}: weight_map is missing; wanted an object of tensor names and files.")
     shards = {shard: _shard(folder, index, shard) for shard in dict.fromkeys(map(_shard_name, weight_map.values()))}
     for name, shard in weight_map.items():
         if name not in shards[shard].entries:
-            raise UserError(f"{index}: tensor {brief(name)} is not in {shard}, where this index puts it.")
+            raise UserError(f"{index}: tensor {brief(name)} is not in {shard} as this index says.")
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 
 def _shard_name(value: object) -> object:
-    """Lists and objects cannot be keys; their text names them in the message that follows."""
+    """A hashable stand-in for values that are not strings, for the error that follows."""
     return value if isinstance(value, str) else repr(value)
 
 
 def _shard(folder: Path, index: Path, shard: str) -> SafetensorsFile:
-    """A shard is a plain file name: a path in an index could point anywhere on the disk."""
+    """The shard, whose name must be a plain file name: a path in the index could point anywhere on the disk."""
     plain = shard == Path(shard).name and "\\" not in shard and ":" not in shard
     if not plain or not shard.endswith(".safetensors"):
-        raise UserError(f"{index}: shard {brief(shard)} is not a plain .safetensors file name inside the folder.")
+        raise UserError(f"{index}: shard {brief(shard)} is not the name of a .safetensors file in this folder.")
     return SafetensorsFile(folder / shard)

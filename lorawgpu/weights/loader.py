@@ -1,4 +1,4 @@
-"""Open a model by what the user wrote: a Hugging Face folder, a `.gguf` file, or a hub name."""
+"""Opening the model that a user names: a Hugging Face folder, a `.gguf` file, a built-in or a hub name."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,16 +17,16 @@ ASSETS = Path(__file__).parent.parent / "assets"
 
 
 def open_checkpoint(model: str | Path) -> Checkpoint:
-    """The checkpoint that `model` names; headers are checked, no weight is read yet.
+    """The checkpoint that `model` names. Checks headers, reads no weights.
 
-    A path that exists wins over a hub name (`owner/model`, or `owner/model/file.gguf`). Raises UserError when
-    it cannot be found, is damaged, or is of a kind that is not supported.
+    An existing path wins over a hub name (`owner/model` or `owner/model/file.gguf`). UserError if it is not found,
+    damaged or not supported.
     """
     name = str(model)
     if not name.strip():
         raise UserError("the model's name is empty; wanted a model folder, a .gguf file or a hub name.")
     if "://" in name or name.startswith(HUB_HOSTS):
-        raise UserError(f"{name}: addresses are not fetched{_hub_name_in(name)}.")
+        raise UserError(f"{name}: {_instead_of(name)}.")
     if name.startswith(BUILTIN):
         return open_builtin(name.removeprefix(BUILTIN))
     path = Path(name).expanduser()
@@ -35,16 +35,16 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     return open_path(path, name)
 
 
-def _hub_name_in(address: str) -> str:
-    """What to write instead, for a page of the hub: its owner/name, and the GGUF where it is of one."""
+def _instead_of(address: str) -> str:
+    """What to use instead of a URL: for one of the hub its repo id, with the GGUF file if it points to one."""
     parts = urlsplit(address if "://" in address else f"https://{address}").path.strip("/").split("/")
     if len(parts) > 4 and parts[2] in ("blob", "resolve") and parts[-1].endswith(".gguf"):
         name = "/".join([*parts[:2], *parts[4:]])  # owner, name, blob, revision, file
     else:
         name = "/".join(parts[:2])
     if is_hub_name(name):
-        return f"; of a page of the Hugging Face hub give owner/name: {name}"
-    return "; wanted a model folder, a .gguf file or a hub name (owner/name)"
+        return f"that is a Hugging Face URL; use the repo id instead: {name}"
+    return "URLs are not supported; wanted a model folder, a .gguf file or a hub name (owner/name)"
 
 
 def open_path(path: Path, name: str) -> Checkpoint:
@@ -55,13 +55,13 @@ def open_path(path: Path, name: str) -> Checkpoint:
         raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
     if path.suffix == ".gguf":
         return GgufCheckpoint(path, name)
-    raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors name the folder they are in.")
+    raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors, name the folder they are in.")
 
 
 def open_builtin(name: str) -> Checkpoint:
-    """A model that came with the package: a folder of `assets`. UserError naming those there are."""
+    """A model that comes with the package: a folder of `assets`. UserError, naming the available ones, if unknown."""
     known = sorted(config.parent.name for config in ASSETS.glob("*/config.json"))
     if name not in known:
-        there_are = ", ".join(BUILTIN + folder for folder in known)
-        raise UserError(f"{BUILTIN}{name}: there is no built-in model of this name; there are: {there_are}")
+        available = ", ".join(BUILTIN + folder for folder in known)
+        raise UserError(f"{BUILTIN}{name}: no built-in model has that name; available: {available}")
     return HfFolder(ASSETS / name, f"{BUILTIN}{name}")

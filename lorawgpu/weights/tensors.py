@@ -1,4 +1,4 @@
-"""The weights of a model on the host, as any checkpoint hands them out: one tensor at a time, nothing kept."""
+"""The interface of a base model on disk: it hands out one tensor at a time and keeps none in memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-CHUNK_ELEMENTS = 1 << 22  # float32 work space of the quantiser and the checks: 16 MiB
+CHUNK_ELEMENTS = 1 << 22  # processed at a time: 16 MiB in float32
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A tensor exactly as stored: `dtype` is `bf16` (data uint16), `f16` or `f32`; data `[out, in]` or `[C]`."""
+    """A tensor exactly as stored: data `[out, in]` or `[C]`; `dtype` is `bf16` (data uint16), `f16` or `f32`."""
 
     data: np.ndarray
     dtype: str
 
     def float32(self) -> np.ndarray:
-        """The values widened to float32 (exact)."""
+        """The values widened to float32, which is exact."""
         return widen(self.data, self.dtype)
 
 
 @dataclass(frozen=True)
 class Ternary:
-    """A BitLinear matrix: `T[out, in]` in {-1, 0, 1} and one scale `w`.
+    """A BitLinear matrix: `T[out, in]` in {-1, 0, 1}, and one scale `w`.
 
     `packed` is uint8 `[r, in]`, `r = ceil(out/4)`: bits `2i..2i+1` of byte `[j, c]` hold `T[j + i*r, c] + 1`.
     """
@@ -44,7 +44,7 @@ class Ternary:
 
 
 class Checkpoint(ABC):
-    """A model that can be read: its config, its tensors by Hugging Face name, its tokenizer."""
+    """A base model on disk: its config, its tensors by Hugging Face name, its tokenizer."""
 
     config: ModelConfig
     path: Path
@@ -56,28 +56,28 @@ class Checkpoint(ABC):
         return EMBEDDING if self.config.tie_word_embeddings else HEAD
 
     def keys(self) -> list[str]:
-        """Names of the weights, embedding first, then layer by layer."""
+        """The names of the weights in forward order."""
         return list(expected_tensors(self.config))
 
     @abstractmethod
     def dense(self, name: str) -> Dense:
-        """The tensor as stored. UserError when its store is not BF16, F16 or F32 (GGUF blocks become float32)."""
+        """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
     def store(self, name: str) -> str:
         """The dtype of `dense(name)`."""
-        return self.dense(name).dtype  # a mapped file reads nothing for it
+        return self.dense(name).dtype  # memory-mapped: reads no data
 
     @abstractmethod
     def ternary(self, name: str) -> Ternary:
-        """A linear of a model whose `config.ternary` is set. UserError when it is not ternary."""
+        """A linear layer of a model with `config.ternary`. UserError if it is not ternary."""
 
     @abstractmethod
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer that came with the weights. UserError when there is none."""
+        """The tokenizer that comes with the weights. UserError if there is none."""
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight of the model, in forward order."""
+    """The name and shape of every weight of the model, in forward order."""
     c = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, c)}
     for n, layer in enumerate(config.layers):
@@ -90,22 +90,20 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def is_linear(name: str) -> bool:
-    """Whether a tensor is one of the seven linears of a layer (the ones that BitNet quantises)."""
+    """Whether a tensor is one of a layer's linear layers, which are the ones that BitNet quantizes."""
     return name.endswith("_proj.weight")
 
 
 def check_names(found: set[str], wanted: set[str], source: str) -> None:
-    """Raise UserError naming what is missing, and what a layer holds beyond the model that the config describes."""
+    """UserError, naming them, if tensors are missing, or if there are more than the architecture has."""
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise UserError(f"{source}: {_listed(sorted(missing))} missing; the config describes a model that has them.")
-    ours = ("model.", "lm_head.")  # a tied model may store its head all the same
+        raise UserError(f"{source}: {_listed(sorted(missing))} missing, which the config calls for.")
+    ours = ("model.", "lm_head.")
+    # a model with tied embeddings may still store its head
     extra = [n for n in found - wanted - {HEAD} if n.startswith(ours) and "rotary_emb" not in n]
     if extra:
-        raise UserError(
-            f"{source}: {_listed(sorted(extra))} not part of the architecture that the config names; "
-            "such a model is not supported."
-        )
+        raise UserError(f"{source}: {_listed(sorted(extra))} not part of the config's architecture; not supported.")
 
 
 def _listed(names: list[str]) -> str:
@@ -114,55 +112,55 @@ def _listed(names: list[str]) -> str:
 
 
 def widen(data: np.ndarray, dtype: str) -> np.ndarray:
-    """BF16 bits, F16 or F32 as float32."""
+    """BF16 bits, F16 or F32 to float32."""
     if dtype == "bf16":
         return (data.astype(np.uint32) << 16).view(np.float32)
     return data.astype(np.float32)
 
 
 def packed_rows(out: int) -> int:
-    """Rows of the packed store of a matrix of `out` rows."""
+    """Rows of the packed form of a matrix of `out` rows."""
     return (out + 3) // 4
 
 
 def check_packed(packed: np.ndarray, where: str) -> None:
-    """Raise UserError when a 2-bit code is 3: no ternary value has it, so the store is another layout."""
+    """UserError if a 2-bit code is 3, which is not a ternary value: then the layout must be another one."""
     step = max(1, CHUNK_ELEMENTS // packed.shape[1])
     for start in range(0, packed.shape[0], step):
         piece = packed[start : start + step]
         if (piece & (piece >> 1) & 0x55).any():
-            raise UserError(f"{where}: the packed weight holds codes that are not ternary; wanted HF's store.")
+            raise UserError(f"{where}: the packed weight has non-ternary codes; wanted Hugging Face's packed layout.")
 
 
 def pack_exact(weight: Dense, where: str) -> np.ndarray:
-    """Pack a matrix whose values are -1, 0, 1 already. Raises UserError for any other value."""
+    """Pack a matrix of values -1, 0 and 1. UserError for any other value."""
 
     def codes(values: np.ndarray) -> np.ndarray:
         if not np.isin(values, (-1.0, 0.0, 1.0)).all():
             raise UserError(
-                f"{where}: holds values other than -1, 0 and 1; wanted a ternary weight beside its weight_scale, "
-                "or quantization_mode online for master weights."
+                f"{where}: has values other than -1, 0 and 1; for master weights, the config needs "
+                "quantization_mode online."
             )
         return values
 
     return _pack(weight, codes)
 
 
-def quantise_master(weight: Dense, where: str) -> tuple[np.ndarray, float]:
-    """BitNet's weight quantiser: `w = max(mean|W|, 1e-5)` over the matrix, `T = clamp(round(W/w), -1, 1)`.
+def quantize_master(weight: Dense, where: str) -> tuple[np.ndarray, float]:
+    """BitNet's weight quantizer: `w = max(mean|W|, 1e-5)` over the matrix, `T = clamp(round(W/w), -1, 1)`.
 
-    Returns the packed T and w. float32 as in transformers' WeightQuant; the mean is summed in float64, so it
-    does not depend on the order. Raises UserError when a value is not finite.
+    Returns the packed T, and w. In float32 as transformers' WeightQuant, but the mean is summed in float64, so that it
+    does not depend on the order. UserError if a value is not finite.
     """
     total = sum(float(np.abs(values).sum(dtype=np.float64)) for values, _, _ in _quarters(weight))
     if not np.isfinite(total):
-        raise UserError(f"{where}: holds values that are not finite; the file is damaged.")
+        raise UserError(f"{where}: has non-finite values; the file is damaged.")
     scale = np.float32(max(np.float32(total / weight.data.size), np.float32(1e-5)))
     return _pack(weight, lambda values: np.clip(np.rint(values / scale), -1, 1)), float(scale)
 
 
 def _quarters(weight: Dense) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Chunks of rows as float32, with the byte row and the bit pair where their codes go."""
+    """Chunks of rows as float32, each with the packed row and the bit pair where its codes go."""
     out, width = weight.data.shape
     rows = packed_rows(out)
     step = max(1, CHUNK_ELEMENTS // width)
@@ -174,7 +172,7 @@ def _quarters(weight: Dense) -> Iterator[tuple[np.ndarray, int, int]]:
 
 
 def _pack(weight: Dense, to_ternary: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The packed store of `to_ternary(W)`; rows past the end hold 0."""
+    """`to_ternary(W)`, packed; rows past the end are 0."""
     out, width = weight.data.shape
     rows = packed_rows(out)
     packed = np.zeros((rows, width), np.uint8)

@@ -1,4 +1,4 @@
-"""Mistakes of users, by where they are: command line and files in, exit code 2 and a piece of the message out."""
+"""Mistakes of users, by topic: each is a command line with its files, and a part of the expected message."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ RECORD = '{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}\n'
 
 
 def evaluate(folder, model=DENSE, adapter=None, data=None) -> list[str]:
-    """The command line of an evaluation, of a good data file unless one is given."""
+    """The command line of an evaluation, by default of a good data file."""
     if data is None:
         data = folder / "good.jsonl"
         data.write_text(RECORD)

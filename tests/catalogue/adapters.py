@@ -1,4 +1,4 @@
-"""Adapters, and golden cases with them."""
+"""Mistakes in adapters and golden cases."""
 
 import json
 from functools import partial
@@ -11,7 +11,7 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
 def adapter(folder, edit=None, **keys):
-    """An adapter with keys of its config set, or its tensors edited: `edit(header, data)` returns both anew."""
+    """An adapter with some config keys changed, or its tensors: `edit(header, data)` returns the new ones."""
     made = copy_of(DENSE / "adapter_init", folder)
     change(made / "adapter_config.json", **keys)
     if edit:
@@ -49,7 +49,7 @@ def pickled(made):
 
 
 def holding(name):
-    """A folder that is given as an adapter and holds this one file."""
+    """A folder with just this file, used as an adapter."""
 
     def build(folder):
         (folder / "other" / name).parent.mkdir(parents=True)
@@ -67,46 +67,46 @@ def in_gguf(folder):
 ADAPTERS = {
     "no name": (lambda t: [*evaluate(t), "--adapter", ""], "the adapter's name is empty"),
     "no folder": (lambda t: evaluate(t, adapter=t / "none"), "none: no such folder; wanted a PEFT adapter directory"),
-    "for mlx-lm": (holding("adapters.safetensors"), "an adapter for mlx-lm, which only it reads: give the PEFT folder"),
-    "for llama.cpp": (holding("adapter.gguf"), "an adapter in GGUF is for llama.cpp: here give the PEFT folder"),
-    "a file for llama.cpp": (in_gguf, "an adapter in GGUF is for llama.cpp: here give the PEFT folder"),
+    "for mlx-lm": (holding("adapters.safetensors"), "that is an mlx-lm adapter; use the PEFT folder"),
+    "for llama.cpp": (holding("adapter.gguf"), "that is a GGUF adapter for llama.cpp; use the PEFT folder"),
+    "a file for llama.cpp": (in_gguf, "that is a GGUF adapter for llama.cpp; use the PEFT folder"),
     "a model": (holding("config.json"), "a model, not an adapter"),
-    "a run that goes on": (holding("checkpoint-9/adapter_model.safetensors"), "its newest one so far: "),
+    "an unfinished run": (holding("checkpoint-9/adapter_model.safetensors"), "its newest checkpoint is "),
     "no weights": (partial(files, edit=lambda a: (a / "adapter_model.safetensors").unlink()), "adapter_model.safetens"),
     "a pickle": (partial(files, edit=pickled), "adapter_model.bin is a pickle, which can run code"),
     "no config": (partial(files, edit=lambda a: (a / "adapter_config.json").unlink()), "adapter_config.json: no such"),
     "of another base": (lambda t: evaluate(t, adapter=GOLDEN / "bitnet_packed/adapter_init"), "has shape"),
-    "no adapter of LoRA": (partial(adapter, peft_type="IA3"), "peft_type is 'IA3'; only LORA adapters are supported"),
+    "not a LoRA adapter": (partial(adapter, peft_type="IA3"), "peft_type is 'IA3'; only LORA adapters are supported"),
     "whole modules": (partial(adapter, modules_to_save=["lm_head"]), "modules_to_save ['lm_head'] is not supported"),
     "trained biases": (partial(adapter, bias="all"), "bias is 'all'; trained biases are not supported"),
-    "a start that changes the base": (partial(adapter, init_lora_weights="pissa"), "init_lora_weights 'pissa' is not"),
-    "a setting of the future": (partial(adapter, use_xlora=True), "'use_xlora' is True; this setting is not supported"),
+    "an unsupported initialization": (partial(adapter, init_lora_weights="pissa"), "init_lora_weights 'pissa'"),
+    "an unknown setting": (partial(adapter, use_xlora=True), "'use_xlora' is True; this setting is not supported"),
     "a rank of 0": (partial(adapter, r=0), "r is 0; wanted a positive whole number"),
     "a rank of a word": (partial(adapter, r="four"), "r is 'four'; wanted a positive whole number"),
     "an alpha of infinity": (partial(adapter, lora_alpha=float("inf")), "lora_alpha is inf; wanted a positive number"),
     "a dropout of all": (partial(adapter, lora_dropout=1.0), "lora_dropout is 1.0; wanted a number from 0 to below 1"),
     "rsLoRA of a word": (partial(adapter, use_rslora="yes"), "use_rslora is 'yes'; wanted true or false"),
     "targets of a number": (partial(adapter, target_modules=7), "target_modules is 7; wanted a list of module names"),
-    "no targets": (partial(adapter, target_modules=[]), "lora_target_modules: empty, so there is nothing to train"),
-    "targets too few": (partial(adapter, target_modules=["q_proj"]), "is of no targeted linear of the base model"),
-    "targets that are nowhere": (partial(adapter, target_modules=["layers.9.mlp.up_proj"]), "matches no linear of thi"),
+    "no targets": (partial(adapter, target_modules=[]), "lora_target_modules is empty: nothing to train"),
+    "too few targets": (partial(adapter, target_modules=["q_proj"]), "does not belong to a target module"),
+    "targets that match nothing": (partial(adapter, target_modules=["layers.9.mlp.up_proj"]), "matches no linear"),
     "patterns of a list": (partial(adapter, rank_pattern=[1]), "rank_pattern is [1]; wanted an object of module patte"),
-    "a pattern too intricate": (partial(adapter, rank_pattern={"(.*)*x": 4}), "is too intricate; name the module"),
-    "a pattern that is none": (partial(adapter, alpha_pattern={"(q": 4}), "is no regular expression"),
-    "another rank": (partial(adapter, r=8), "has shape [4, 64]; the base model and the rank in adapter_config.json wa"),
-    "no tensor": (partial(adapter, edit=lambda h, d: ({}, b"")), "holds no tensor"),
-    "a tensor of something else": (partial(adapter, edit=renamed("lm_head.weight")), "is no LoRA tensor of a linear"),
-    "a tensor of another layer": (partial(adapter, edit=renamed(A.replace("layers.0", "layers.9"))), "is of no target"),
+    "a pattern too complex": (partial(adapter, rank_pattern={"(.*)*x": 4}), "is too complex; use the module"),
+    "an invalid pattern": (partial(adapter, alpha_pattern={"(q": 4}), "is not a valid regular expression"),
+    "another rank": (partial(adapter, r=8), "has shape [4, 64]; wanted [8, 64]"),
+    "no tensors": (partial(adapter, edit=lambda h, d: ({}, b"")), "contains no tensors"),
+    "not a LoRA tensor": (partial(adapter, edit=renamed("lm_head.weight")), "is not a LoRA tensor of a linear layer"),
+    "a tensor of another layer": (partial(adapter, edit=renamed(A.replace("layers.0", "layers.9"))), "does not belong"),
     "a tensor renamed": (partial(adapter, edit=renamed(A.replace("lora_A", "lora_B"))), "q_proj.lora_B"),
-    "a tensor missing": (partial(adapter, edit=without_last), "is missing, one of 1; the file is not complete"),
-    "a tensor of integers": (partial(adapter, edit=entry(dtype="I32")), "wanted a matrix of F32, F16 or BF16"),
-    "a tensor that is no matrix": (partial(adapter, edit=entry(shape=[256])), "is F32 [256]; wanted a matrix of F32"),
-    "a value that is not finite": (partial(adapter, edit=infinite), "holds a value that is not finite"),
+    "a tensor missing": (partial(adapter, edit=without_last), "is missing; the file is incomplete"),
+    "a tensor of integers": (partial(adapter, edit=entry(dtype="I32")), "wanted an F32, F16 or BF16 matrix"),
+    "a tensor that is not a matrix": (partial(adapter, edit=entry(shape=[256])), "is F32 [256]; wanted an F32"),
+    "a non-finite value": (partial(adapter, edit=infinite), "has non-finite values"),
 }  # fmt: skip
 
 
 def case(folder, arrays=None, expected=None, settings=None, edit=None):
-    """A golden case with arrays of batch.npz or expected.npz set (None removes), or keys of case.json."""
+    """A golden case with arrays of batch.npz or expected.npz changed (None removes them), or keys of case.json."""
     made = copy_of(GOLDEN / "bitnet_q_only", folder)
     for name, changed in (("batch.npz", arrays), ("expected.npz", expected)):
         if changed is not None:

@@ -1,4 +1,4 @@
-"""Data files and their records."""
+"""Mistakes in data files and their records."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ from . import DENSE, copy_of, evaluate
 
 
 def data(folder, content, name="d.jsonl"):
-    """Content, or what writes it to a path, evaluated with the dense model, which has no tokenizer."""
+    """Evaluate a file of `content` (or written by it) with the dense model, which has no tokenizer."""
     path = folder / name
     if callable(content):
         content(path)
@@ -23,8 +23,8 @@ def data(folder, content, name="d.jsonl"):
     return evaluate(folder, data=path)
 
 
-def spoken(folder, content):
-    """The same with a tokenizer and a template."""
+def with_tokenizer(folder, content):
+    """The same with a tokenizer and a chat template."""
     model = copy_of(DENSE, folder)
     (model / "tokenizer.json").write_text(backend().to_str())
     names = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": BUILT_IN["chatml"]}
@@ -34,11 +34,11 @@ def spoken(folder, content):
 
 
 def line(**record):
-    return partial(spoken, content=json.dumps(record) + "\n")
+    return partial(with_tokenizer, content=json.dumps(record) + "\n")
 
 
 def turn(**keys):
-    """A conversation whose second turn has these keys."""
+    """A conversation with these keys in its second turn."""
     return line(messages=[{"role": "user", "content": "Hi"}, keys])
 
 
@@ -60,50 +60,50 @@ def endless(path):
 LINES = gzip.compress((b" " * 1023 + b"\n") * (20 << 10))
 BOMB = gzip.compress(b"[" + b" " * (12 << 20))
 FILES = {
-    "no such data": (lambda t: evaluate(t, DENSE, data="none.jsonl"), "none.jsonl: there is no such file or folder"),
-    "an empty folder": (partial(lambda t: made(t, "dir/readme")), "the folder holds no file ending in"),
-    "a pattern of nothing": (lambda t: evaluate(t, data=f"{t}/*.jsonl"), "the pattern holds no file ending in"),
-    "a suffix of nobody": (partial(data, content="a", name="d.xml"), "cannot tell its format from the name"),
-    "a built-in of nobody": (lambda t: evaluate(t, data="builtin:none"), "there is no built-in data set of this name"),
-    "a gzip that is none": (partial(data, content="a", name="d.jsonl.gz"), "d.jsonl.gz: cannot be read: Not a gzipped"),
-    "a gzip that is cut": (partial(data, content=gzip.compress(b"{}" * 999)[:-9], name="d.jsonl.gz"), "cannot be read"),
-    "a gzip without end": (partial(data, content=BOMB, name="d.json.gz"), "expands more than 32-fold"),
+    "no such data": (lambda t: evaluate(t, DENSE, data="none.jsonl"), "none.jsonl: no such file or folder"),
+    "an empty folder": (partial(lambda t: made(t, "dir/readme")), "the folder contains no files ending in"),
+    "a pattern of nothing": (lambda t: evaluate(t, data=f"{t}/*.jsonl"), "the pattern matches no files ending in"),
+    "an unknown suffix": (partial(data, content="a", name="d.xml"), "unknown file format"),
+    "an unknown built-in": (lambda t: evaluate(t, data="builtin:none"), "no built-in data set has that name"),
+    "not a gzip": (partial(data, content="a", name="d.jsonl.gz"), "d.jsonl.gz: cannot be read: Not a gzipped"),
+    "a truncated gzip": (partial(data, content=gzip.compress(b"{}" * 999)[:-9], name="d.jsonl.gz"), "cannot be read"),
+    "a gzip bomb": (partial(data, content=BOMB, name="d.json.gz"), "expands more than 32-fold"),
     "a gzip of endless lines": (partial(data, content=LINES, name="d.jsonl.gz"), "expands more than 200-fold"),
     "a Parquet of endless rows": (partial(data, content=endless, name="d.parquet"), "expands more than 200-fold"),
-    "a template of nowhere": (lambda t: [*evaluate(t), "--chat-template", "none.jinja"], "chat template none.jinja:"),
-    "a zstd that is none": (partial(data, content="a", name="d.jsonl.zst"), "d.jsonl.zst: cannot be read"),
-    "a Parquet that is none": (partial(data, content="a", name="d.parquet"), "not a Parquet file that can be read"),
-    "a Parquet of other columns": (partial(data, content=table, name="d.parquet"), "no known format has these keys: `"),
+    "a missing template": (lambda t: [*evaluate(t), "--chat-template", "none.jinja"], "chat template none.jinja:"),
+    "not a zstd": (partial(data, content="a", name="d.jsonl.zst"), "d.jsonl.zst: cannot be read"),
+    "not a Parquet": (partial(data, content="a", name="d.parquet"), "not a readable Parquet file"),
+    "a Parquet with other columns": (partial(data, content=table, name="d.parquet"), "no known format"),
     "a CSV with an open quote": (partial(data, content='a,b\n"', name="d.csv"), "d.csv, line 2: not valid CSV"),
-    "a CSV column twice": (partial(data, content="text,text\nx,y\n", name="d.csv"), "two columns are called 'text'"),
-    "a CSV with semicolons": (partial(data, content="text;b\nx;y\n", name="d.csv"), "line 1: one column, 'text;b'"),
-    "a CSV row too short": (partial(data, content="text,b\nx\n", name="d.csv"), "line 2: 1 cells under a header of 2"),
-    "an array that ends early": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "no ',' or ']' aft"),
-    "an array of no JSON": (partial(data, content="[{a}]", name="d.json"), "d.json, line 1: not valid JSON"),
-    "an array of no UTF-8": (partial(data, content=b"[\n\xff]", name="d.json"), "d.json, line 2: not valid UTF-8"),
-    "a line of no UTF-8": (partial(data, content=b'{"text": "\xff"}'), "line 1: not valid UTF-8 (byte 0xff"),
-    "a line of no JSON": (partial(data, content="\n{"), "line 2: not valid JSON"),
-    "a line of no object": (partial(data, content="[1]"), "wanted a JSON object"),
-    "a line beyond any text": (partial(data, content=b'{"text": "' + b"a" * (17 << 20)), "longer than 16 MiB"),
-    "no line": (partial(data, content="\n\n"), "it holds no record that can be read"),
+    "a CSV column twice": (partial(data, content="text,text\nx,y\n", name="d.csv"), "two columns are named 'text'"),
+    "a CSV with semicolons": (partial(data, content="text;b\nx;y\n", name="d.csv"), "separated by ';' ('text;b')"),
+    "a CSV row too short": (partial(data, content="text,b\nx\n", name="d.csv"), "line 2: 1 cells"),
+    "an unfinished array": (partial(data, content='[{"input_ids": [1, 2]} 7', name="d.json"), "expected ',' or "),
+    "an array that is not JSON": (partial(data, content="[{a}]", name="d.json"), "d.json, line 1: not valid JSON"),
+    "an array that is not UTF-8": (partial(data, content=b"[\n\xff]", name="d.json"), "line 2: not valid UTF-8"),
+    "a line that is not UTF-8": (partial(data, content=b'{"text": "\xff"}'), "line 1: not valid UTF-8 (byte 0xff"),
+    "a line that is not JSON": (partial(data, content="\n{"), "line 2: not valid JSON"),
+    "a line that is not an object": (partial(data, content="[1]"), "wanted a JSON object"),
+    "a line too long": (partial(data, content=b'{"text": "' + b"a" * (17 << 20)), "longer than 16 MiB"),
+    "no lines": (partial(data, content="\n\n"), "no readable records"),
 }  # fmt: skip
 RECORDS = {
-    "keys of two formats": (line(text="a", messages=[]), "the keys fit several formats (chat, text)"),
-    "keys of none": (line(question="a"), "no known format has these keys: `question`"),
+    "keys of two types": (line(text="a", messages=[]), "the keys fit several formats (chat, text)"),
+    "unknown keys": (line(question="a"), "no known format has these keys: `question`"),
     "keys that change": (partial(data, content='{"input_ids": [1, 2]}\n{"text": "a"}\n'), "line 2: a record of type p"),
     "messages of text": (line(messages="hi"), "`messages` must be a list, got str"),
     "no messages": (line(messages=[]), "`messages` is empty"),
     "a message of text": (line(messages=["hi"]), "messages[0] must be an object with `role` and `content`"),
-    "a message of ShareGPT": (turn(**{"from": "gpt", "value": "a"}), "that is the key `conversations`, not `messages`"),
-    "a role of nobody": (turn(role="narrator", content="a"), "messages[1]: `role` must be one of system, develo"),
+    "a message of ShareGPT": (turn(**{"from": "gpt", "value": "a"}), "rename the key `messages` to `conversations`"),
+    "an unknown role": (turn(role="narrator", content="a"), "messages[1]: `role` must be one of system, develo"),
     "content of a number": (turn(role="user", content=7), "`content` must be a string, got int"),
     "no content": (turn(role="assistant"), "`content` must be a string, got nothing"),
-    "content of a picture": (turn(role="user", content=[{"type": "image"}]), "only parts of type text can be trained"),
-    "content of no part": (turn(role="user", content=[]), "`content` is a list without a part"),
-    "a part without text": (turn(role="user", content=[{"type": "text"}]), "a part of type text has no string"),
+    "content of a picture": (turn(role="user", content=[{"type": "image"}]), "only parts of type text are supported"),
+    "content without parts": (turn(role="user", content=[]), "`content` is an empty list"),
+    "a part without text": (turn(role="user", content=[{"type": "text"}]), "a part of type text needs a string"),
     "a weight of 3": (turn(role="assistant", content="a", weight=3), "`train` must be true or false"),
     "a conversation of text": (line(conversations=["a"]), "conversations[0] must be an object"),
-    "a speaker of nobody": (line(conversations=[{"from": "narrator", "value": "a"}]), "`from` must be one of"),
+    "an unknown speaker": (line(conversations=[{"from": "narrator", "value": "a"}]), "`from` must be one of"),
     "a speaker of a list": (line(conversations=[{"from": [], "value": "a"}]), "`from` must be one of"),
     "a role of a list": (turn(role=["user"], content="a"), "`role` must be one of"),
     "tools of a word": (line(messages=[{"role": "user", "content": "a"}], tools="{"), "`tools` is a string that is no"),
@@ -111,13 +111,13 @@ RECORDS = {
     "an instruction of a number": (line(instruction=1, output="a"), "`instruction` must be a string, got int"),
     "a prompt of a list": (line(prompt=[], completion="a"), "must be two strings or two lists of messages, got list a"),
     "a segment without a label": (line(segments=[{"text": "a"}]), "segments[0] must be an object with `label`"),
-    "no text": (line(text=""), "`text` is empty: there is nothing to train"),
+    "no text": (line(text=""), "`text` is empty"),
     "text of null": (line(text=None), "`text` must be a string, got nothing"),
     "ids of words": (line(input_ids=["a"]), "`input_ids[0]` must be an integer of at least 0, got 'a'"),
-    "labels too few": (line(input_ids=[1, 2], labels=[1]), "`input_ids` holds 2 tokens, `labels` 1"),
-    "a label of -5": (line(input_ids=[1, 2], labels=[1, -5]), "`labels` holds -5: a label is a token id"),
+    "labels too few": (line(input_ids=[1, 2], labels=[1]), "differ in length: 2, 1 and 2"),
+    "a label of -5": (line(input_ids=[1, 2], labels=[1, -5]), "`labels` contains -5"),
     "an id beyond the vocabulary": (line(input_ids=[1, 320]), "token id 320 is outside the model's vocabulary of 320"),
-    "one token": (line(input_ids=[1]), "no token of this record would be trained"),
+    "one token": (line(input_ids=[1]), "this record has no target tokens"),
 }  # fmt: skip
 
 CASES = FILES | RECORDS

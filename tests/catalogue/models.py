@@ -1,4 +1,4 @@
-"""Models: config.json, safetensors, GGUF, tokenizers."""
+"""Mistakes in models: config.json, safetensors, GGUF, tokenizers."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def quantization(folder, **keys):
 
 
 def file(folder, name, content, base=DENSE):
-    """A file of the model replaced, or with None removed."""
+    """Replace a file of the model, or with None remove it."""
     model = copy_of(base, folder)
     if content is None:
         (model / name).unlink()
@@ -51,7 +51,7 @@ def entry(name, **keys):
 
 
 def bytes_of(name, value):
-    """The first bytes of a tensor replaced."""
+    """Replace the first bytes of a tensor."""
 
     def edit(header, data):
         at = header[name]["data_offsets"][0]
@@ -75,17 +75,17 @@ def index(folder, weights):
 
 HF = {
     "no name": (lambda t: evaluate(t, model=""), "the model's name is empty"),
-    "an address": (partial(evaluate, model="https://huggingface.co/a/b/tree/main"), "hub give owner/name: a/b."),
-    "an address without https": (partial(evaluate, model="hf.co/a/b"), "hub give owner/name: a/b."),
-    "an address of a file": (partial(evaluate, model="https://huggingface.co/a/b/resolve/main/q/c.gguf?download=true"),
-                             "hub give owner/name: a/b/q/c.gguf."),
-    "an address elsewhere": (partial(evaluate, model="s3://bucket"), "are not fetched; wanted a model folder"),
-    "an adapter": (partial(evaluate, model=DENSE / "adapter_init"), "that is an adapter, not a model: give it as the"),
+    "a URL": (partial(evaluate, model="https://huggingface.co/a/b/tree/main"), "use the repo id instead: a/b."),
+    "a URL without https": (partial(evaluate, model="hf.co/a/b"), "use the repo id instead: a/b."),
+    "a URL of a file": (partial(evaluate, model="https://huggingface.co/a/b/resolve/main/q/c.gguf?download=true"),
+                             "use the repo id instead: a/b/q/c.gguf."),
+    "a URL elsewhere": (partial(evaluate, model="s3://bucket"), "URLs are not supported; wanted a model folder"),
+    "an adapter": (partial(evaluate, model=DENSE / "adapter_init"), "that is an adapter, not a model; use it as the"),
     "merged to evaluate": (partial(config, base=TERNARY, quantization_config=...), "If --to merged --dequantize wrote"),
     "no config": (partial(file, name="config.json", content=None), "no config.json; wanted a Hugging Face model"),
     "config of a list": (partial(file, name="config.json", content="[]"), "wanted a JSON object, got list"),
-    "config that is no JSON": (partial(file, name="config.json", content="{"), "not valid JSON"),
-    "config of gigabytes": (large_config, "config.json: 68157440 bytes; wanted at most 67108864"),
+    "config that is not JSON": (partial(file, name="config.json", content="{"), "not valid JSON"),
+    "a huge config": (large_config, "config.json: 68157440 bytes; at most 67108864"),
     "config too deep": (partial(file, name="config.json", content="[" * 99999), "nested too deeply"),
     "architectures no list": (partial(config, architectures="Llama"), "wanted a list of names"),
     "another architecture": (partial(config, architectures=["LlamaForTokens"]), "architecture LlamaForTokens is not"),
@@ -93,7 +93,7 @@ HF = {
     "biases": (partial(config, attention_bias=True), "attention_bias (qkv_bias) = True is not supported yet"),
     "size missing": (partial(config, hidden_size=...), "hidden_size is missing"),
     "size of a word": (partial(config, vocab_size="many"), "vocab_size is 'many'; wanted a whole number from 1"),
-    "a size beyond all": (partial(config, num_hidden_layers=10**9), "num_hidden_layers is 1000000000; wanted"),
+    "a huge size": (partial(config, num_hidden_layers=10**9), "num_hidden_layers is 1000000000; wanted"),
     "a head too large": (partial(config, head_dim=512), "head_dim is 512; wanted a whole number from 1 to 256"),
     "a head too large, implied": (partial(config, head_dim=..., num_attention_heads=2, hidden_size=1024),
                                 "head_dim is 512; wanted a whole number from 1 to 256"),
@@ -107,15 +107,15 @@ HF = {
     "odd heads": (partial(config, head_dim=15), "head_dim is 15; wanted an even number"),
     "theta below 1": (partial(config, rope_theta=0.5), "rope_theta is 0.5; wanted a finite number of at least 1"),
     "rope of a list": (partial(config, rope_scaling=[1]), "rope_scaling is [1]; wanted one object"),
-    "part of a head turned": (partial(config, rope_scaling={"partial_rotary_factor": 0.5}), "partial_rotary_factor 0."),
+    "partial RoPE": (partial(config, rope_scaling={"partial_rotary_factor": 0.5}), "partial_rotary_factor 0."),
     "llama3 without a factor": (partial(config, rope_scaling={"rope_type": "llama3", "low_freq_factor": 1,
                                 "high_freq_factor": 4}), "rope_scaling: factor is missing; wanted a number"),
-    "llama3 upside down": (partial(config, rope_scaling={"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
+    "llama3 factors reversed": (partial(config, rope_scaling={"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
                            "high_freq_factor": 1}), "low_freq_factor 4.0 is not below high_freq_factor 1.0"),
-    "bitnet without quantisation": (partial(config, base=TERNARY, quantization_config=...), "needs a quantization_con"),
-    "quantisation of a word": (partial(config, base=TERNARY, quantization_config="b"), "wanted an object of settings"),
-    "another quantisation": (partial(quantization, quant_method="gptq"), "quant_method 'gptq' is not supported"),
-    "norm in the quantiser": (partial(quantization, use_rms_norm=True), "use_rms_norm True is not supported"),
+    "bitnet without quantization": (partial(config, base=TERNARY, quantization_config=...), "needs a quantization_con"),
+    "quantization of a word": (partial(config, base=TERNARY, quantization_config="b"), "wanted an object of settings"),
+    "another quantization": (partial(quantization, quant_method="gptq"), "quant_method 'gptq' is not supported"),
+    "norm in the quantizer": (partial(quantization, use_rms_norm=True), "use_rms_norm True is not supported"),
     "kept in bf16": (partial(quantization, modules_to_not_convert=["q_proj"]), "modules_to_not_convert ['q_proj'] is"),
     "another linear": (partial(quantization, linear_class="fancy"), "linear_class 'fancy' is not known"),
     "another mode": (partial(quantization, quantization_mode="later"), "quantization_mode 'later' is not known"),
@@ -123,48 +123,48 @@ HF = {
                          "online needs linear_class autobitlinear"),
     "generation config": (partial(file, name="generation_config.json", content='{"eos_token_id": "x"}'),
                           "generation_config.json: eos_token_id is 'x'"),
-    "no weights": (partial(file, name="model.safetensors", content=None), "neither model.safetensors nor model.safete"),
+    "no weights": (partial(file, name="model.safetensors", content=None), "no model.safetensors or model.safete"),
     "weights cut": (partial(file, name="model.safetensors", content=b"123"), "3 bytes, too short for a safetensors"),
     "weights of HTML": (partial(file, name="model.safetensors", content=b"<!DOCTYPE html> not found"), "not a safeten"),
     "header of a list": (partial(tensor, edit=lambda h, d: (b"[]", b"")), "header is list; wanted an object"),
     "metadata of numbers": (partial(tensor, edit=lambda h, d: (h | {"__metadata__": {"a": 1}}, d)), "__metadata__ is"),
-    "tensor without offsets": (partial(tensor, edit=lambda h, d: (h | {NORM: {"dtype": "F32"}}, d)), "is not describe"),
-    "dtype of nobody": (partial(tensor, edit=entry(NORM, dtype="F12")), "dtype 'F12' is not known"),
+    "tensor without offsets": (partial(tensor, edit=lambda h, d: (h | {NORM: {"dtype": "F32"}}, d)), "needs exactly"),
+    "unknown dtype": (partial(tensor, edit=entry(NORM, dtype="F12")), "unknown dtype 'F12'"),
     "shape of words": (partial(tensor, edit=entry(NORM, shape=["a"])), "is not a list of at most 8 sizes"),
-    "shape beyond memory": (partial(tensor, edit=entry(NORM, shape=[0, 2**62])), "is larger than any memory"),
-    "offsets of one": (partial(tensor, edit=entry(NORM, data_offsets=[0])), "is not a begin and an end"),
-    "offsets of another size": (partial(tensor, edit=entry(NORM, shape=[63])), "give another number"),
+    "shape beyond memory": (partial(tensor, edit=entry(NORM, shape=[0, 2**62])), "is too large for any memory"),
+    "offsets of one": (partial(tensor, edit=entry(NORM, data_offsets=[0])), "is not a start and an end"),
+    "offsets of another size": (partial(tensor, edit=entry(NORM, shape=[63])), "but data_offsets are"),
     "bytes too many": (partial(tensor, edit=lambda h, d: (h, d + b"x")), "bytes after the last tensor"),
-    "bytes too few": (partial(tensor, edit=lambda h, d: (h, d[:-1])), "cut short; download it again"),
-    "tensors on one another": (partial(tensor, edit=entry(NORM, data_offsets=[0, 128])), "overlaps the one before it"),
+    "bytes too few": (partial(tensor, edit=lambda h, d: (h, d[:-1])), "truncated; download it again"),
+    "overlapping tensors": (partial(tensor, edit=entry(NORM, data_offsets=[0, 128])), "overlaps the previous"),
     "tensor of integers": (partial(tensor, edit=entry(NORM, dtype="I16")), "has dtype I16; wanted one of BF16"),
     "packed in a dense model": (partial(tensor, edit=entry(NORM, dtype="U8", shape=[128])), "it looks packed, but"),
     "tensor missing": (partial(tensor, edit=lambda h, d: ({k if k != NORM else "norm": v for k, v in h.items()}, d)),
                        f"1 tensor ({NORM}) missing"),
     "biases in the file": (partial(tensor, edit=lambda h, d: (h | {"model.layers.0.self_attn.q_proj.bias": {
-        "dtype": "F32", "shape": [0], "data_offsets": [len(d), len(d)]}}, d)), "not part of the architecture"),
+        "dtype": "F32", "shape": [0], "data_offsets": [len(d), len(d)]}}, d)), "not part of the config's architecture"),
     "shape of another model": (partial(config, intermediate_size=128), "has shape [160, 64]; the config wants [128, 6"),
     "scale of zero": (partial(tensor, base=TERNARY, edit=bytes_of(SCALE, b"\0\0")), "weight_scale is [0.0]; wanted on"),
-    "codes that are not ternary": (partial(tensor, base=TERNARY, edit=bytes_of(LINEAR, b"\xff")), "codes that are not"),
+    "non-ternary codes": (partial(tensor, base=TERNARY, edit=bytes_of(LINEAR, b"\xff")), "non-ternary codes"),
     "offline, yet of master weights": (
         partial(config, base=MASTER, quantization_config={"quant_method": "bitnet"}),
         "weight_scale"),
     "master weights of infinity": (partial(tensor, base=MASTER, edit=bytes_of(LINEAR, INFINITY)),
-                                   "holds values that are not finite; the file is damaged"),
-    "index without a map": (partial(index, weights={"metadata": {}}), "wanted an object weight_map"),
+                                   "has non-finite values; the file is damaged"),
+    "index without a map": (partial(index, weights={"metadata": {}}), "weight_map is missing"),
     "index that leaves the folder": (partial(index, weights={"weight_map": {NORM: "../x.safetensors"}}),
-                                     "is not a plain .safetensors file name"),
+                                     "is not the name of a .safetensors file"),
     "index of a tensor that is not there": (partial(index, weights={"weight_map": {"x": "one.safetensors"}}),
                                             "tensor 'x' is not in one.safetensors"),
     "index of a file that is not there": (partial(index, weights={"weight_map": {NORM: "two.safetensors"}}),
                                           "two.safetensors: no such file"),
-    "a file that is no model": (lambda t: evaluate(t, __file__), "wanted a model folder or a .gguf file"),
-    "a built-in that is not there": (lambda t: evaluate(t, "builtin:gpt5"), "there is no built-in model of this name"),
+    "a file that is not a model": (lambda t: evaluate(t, __file__), "wanted a model folder or a .gguf file"),
+    "a built-in that is not there": (lambda t: evaluate(t, "builtin:gpt5"), "no built-in model has that name"),
 }  # fmt: skip
 
 
 def gguf(folder, types=None, metadata=None, words=None, data=RECORD, **options):
-    """A GGUF of the dense model with tokenizer values `words`; `data` to evaluate on."""
+    """A GGUF of the dense model with these tokenizer values; `data` to evaluate on."""
     values = {} if words is None else gguf_values(backend(), pre="gpt-2") | words
     keys = (metadata or {}) | {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
     (folder / "d.jsonl").write_text(data)
@@ -203,21 +203,21 @@ SPACES |= {"remove_extra_whitespaces": True}
 U32 = np.array([4, 1], "<u4").tobytes()
 GGUF = {
     "gguf cut": (partial(gguf_bytes, edit=lambda raw: raw[:20]), "20 bytes, too short for a GGUF file"),
-    "gguf cut later": (partial(gguf_bytes, edit=lambda raw: raw[:-100]), "it is cut short, download it again"),
+    "gguf cut later": (partial(gguf_bytes, edit=lambda raw: raw[:-100]), "it is truncated, download it again"),
     "gguf cut in its header": (partial(gguf_bytes, edit=lambda raw: raw[:300]), "it is damaged"),
-    "gguf of something else": (partial(gguf_bytes, edit=lambda raw: b"LLAM" + raw[4:]), "does not begin with GGUF"),
-    "gguf of the future": (partial(gguf_bytes, edit=lambda raw: raw[:4] + b"\x09" + raw[5:]), "version 9 is not supp"),
+    "gguf of something else": (partial(gguf_bytes, edit=lambda raw: b"LLAM" + raw[4:]), "not a GGUF file"),
+    "gguf of an unknown version": (partial(gguf_bytes, edit=lambda raw: raw[:4] + b"\x09" + raw[5:]), "version 9"),
     "gguf key twice": (partial(gguf_made, rest=2 * (name(b"a") + U32), keys=2), "metadata key 'a' appears twice"),
-    "gguf key of a strange type": (partial(gguf_made, rest=name(b"a") + b"M\0\0\0", keys=1), "has value type 77"),
+    "gguf key of an unknown type": (partial(gguf_made, rest=name(b"a") + b"M\0\0\0", keys=1), "has value type 77"),
     "gguf string beyond the file": (partial(gguf_made, rest=b"\xff" * 40, keys=1), "header wants 18446744073709551615"),
-    "gguf of endless counts": (partial(gguf_made, rest=bytes(40), tensors=2**60), "tensors cannot fit into"),
-    "gguf text that is none": (partial(gguf_made, rest=name(b"\xff") + U32 + bytes(9), keys=1), "is not UTF-8"),
+    "gguf of huge counts": (partial(gguf_made, rest=bytes(40), tensors=2**60), "tensors cannot fit into"),
+    "gguf string that is not UTF-8": (partial(gguf_made, rest=name(b"\xff") + U32 + bytes(9), keys=1), "is not UTF-8"),
     "gguf of seven dimensions": (partial(gguf_made, rest=info([1] * 7, 0), tensors=1), "has 7 dimensions"),
-    "gguf type of nobody": (partial(gguf_made, rest=info([32], 99), tensors=1), "has type number 99"),
+    "gguf of an unknown type": (partial(gguf_made, rest=info([32], 99), tensors=1), "has unknown type number 99"),
     "gguf type of bitnet.cpp": (partial(gguf_made, rest=info([32], 36), tensors=1), "has BitNet's type i2_s"),
-    "gguf row of half a block": (partial(gguf_made, rest=info([33], 8), tensors=1), "wanted rows of a multiple of 32"),
+    "gguf row of half a block": (partial(gguf_made, rest=info([33], 8), tensors=1), "wanted rows of multiples of 32"),
     "gguf tensor twice": (partial(gguf_made, rest=info([8], 0) + info([8], 0, 32) + bytes(96), tensors=2), "appears t"),
-    "gguf with a hole": (partial(gguf_made, rest=info([8], 0, 64) + bytes(200), tensors=1), "leaves a hole before it"),
+    "gguf with a gap": (partial(gguf_made, rest=info([8], 0, 64) + bytes(200), tensors=1), "leaves a gap before it"),
     "gguf alignment of 3": (partial(gguf, metadata={"general.alignment": 3}), "general.alignment is 3"),
     "gguf of another family": (partial(gguf, arch="qwen2"), "architecture 'qwen2' is not supported"),
     "gguf of bitnet": (partial(gguf, arch="bitnet-25"), "is not supported as GGUF"),
@@ -228,27 +228,27 @@ GGUF = {
     "gguf size of a word": (partial(gguf, metadata={"block_count": "two"}), "llama.block_count is 'two'"),
     "gguf eps missing": (partial(gguf, metadata={"attention.layer_norm_rms_epsilon": None}), "rms_epsilon is missing"),
     "gguf eps of a word": (partial(gguf, metadata={"attention.layer_norm_rms_epsilon": "x"}), "wanted a finite number"),
-    "gguf turns part of a head": (partial(gguf, metadata={"rope.dimension_count": 8}), "differs from the head size 16"),
+    "gguf with partial RoPE": (partial(gguf, metadata={"rope.dimension_count": 8}), "differs from the head size 16"),
     "gguf without an embedding": (partial(gguf, skip=(EMBEDDING,)), "token_embd.weight is missing"),
     "gguf tensor missing": (partial(gguf, skip=(NORM,)), f"1 tensor ({NORM}) missing"),
     "gguf of another width": (partial(gguf, metadata={"feed_forward_length": 128}), "the metadata wants [128, 64]"),
     "gguf frequencies below 0": (partial(gguf, extra={"rope_freqs.weight": -np.ones(8, np.float32)}), "above 0"),
     "gguf frequencies too many": (partial(gguf, extra={"rope_freqs.weight": np.ones(9, np.float32)}), "9 RoPE frequen"),
     "gguf end token of a word": (partial(gguf, metadata={"tokenizer.ggml.eos_token_id": "x"}), "eos_token_id is 'x'"),
-    "gguf template no text": (text({}, metadata={"tokenizer.chat_template": 7}), "chat_template is 7; wanted text"),
+    "gguf template of a number": (text({}, metadata={"tokenizer.chat_template": 7}), "chat_template is 7"),
     "gguf tokenizer unknown": (text({"model": "rwkv"}), "tokenizer.ggml.model 'rwkv' is not supported"),
-    "gguf cutting unknown": (text({"pre": "dbrx"}), "tokenizer.ggml.pre 'dbrx' is not supported"),
-    "gguf merge of one": (text({"merges": ["ab"]}), "merge 'ab' is not a pair of tokens"),
-    "gguf merge of nothing": (text({"merges": ["zq qz"]}), "not a tokenizer that can be read"),
+    "gguf pre-tokenizer unknown": (text({"pre": "dbrx"}), "tokenizer.ggml.pre 'dbrx' is not supported"),
+    "gguf merge of one": (text({"merges": ["ab"]}), "merge 'ab' in tokenizer.ggml.merges is not a pair"),
+    "gguf merge of unknown tokens": (text({"merges": ["zq qz"]}), "not a valid tokenizer"),
     "gguf token twice": (text(NO_IDS | {"tokens": ["a", "a"], "token_type": [1, 1]}), "appears twice"),
-    "gguf begin outside": (text({"bos_token_id": 9999}), "bos_token_id 9999 is outside the vocabulary"),
+    "gguf BOS outside": (text({"bos_token_id": 9999}), "bos_token_id 9999 is outside the vocabulary"),
     "gguf unknown outside": (text({"unknown_token_id": 9999}), "unknown_token_id 9999 is outside the vocabulary"),
     "gguf of too many layers": (partial(gguf, metadata={"block_count": 5000}), "num_hidden_layers is 5000; wanted"),
     "gguf of a head too large": (partial(gguf, metadata={"attention.key_length": 512, "attention.value_length": 512,
                                                            "rope.dimension_count": 512}),
                                  "head_dim is 512; wanted a whole number from 1 to 256"),
     "gguf without tokens": (text({"tokens": None}), "tokenizer.ggml.tokens is missing or not a list"),
-    "gguf kinds too few": (text({"token_type": [1]}), "token_type is not a list of"),
+    "gguf too few token types": (text({"token_type": [1]}), "token_type is not a list of"),
     "gguf flag of a word": (text({"add_bos_token": "yes"}), "add_bos_token is 'yes'; wanted true or false"),
     "gguf spaces removed": (text(SPACES), "remove_extra_whitespaces is not supported"),
 }  # fmt: skip
@@ -274,24 +274,24 @@ def chat(**options):
 GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 999}
 TOKENIZER = {
     "text without a tokenizer": (lambda t: evaluate(t, DENSE, data=_text(t)), "no tokenizer.json; save one there with"),
-    "tokenizer of nothing": (partial(tokenizer, raw=b"{}"), "not a tokenizer that can be read"),
+    "empty tokenizer": (partial(tokenizer, raw=b"{}"), "not a valid tokenizer"),
     "tokenizer that grows": (partial(tokenizer, words=json.loads(backend().to_str()) | {"normalizer": GROWING}),
-                             "can make a text 999 times as long"),
-    "special token of a number": (partial(tokenizer, bos_token=7), "bos_token is 7; wanted text"),
-    "special token of nobody": (partial(tokenizer, bos_token="<begin>"), "bos_token '<begin>' is not in the vocabular"),
-    "added end of nobody": (partial(tokenizer, eos_token="<end>", add_eos_token=True), "'<end>' is not in the vocabul"),
-    "no end token": (partial(tokenizer, eos_token=None), "names no EOS token, so a text cannot be ended"),
-    "half a surrogate": (partial(tokenizer, data='{"text": "\\ud800"}\n'), "it holds half of a surrogate pair"),
-    "template of a number": (partial(tokenizer, chat_template=7), "chat_template is 7; wanted text"),
-    "template that is no text": (chat(template=b"\xff"), "chat_template.jinja: not UTF-8"),
+                             "can make a string 999 times as long"),
+    "special token of a number": (partial(tokenizer, bos_token=7), "bos_token is 7; wanted a string"),
+    "unknown special token": (partial(tokenizer, bos_token="<begin>"), "bos_token '<begin>' is not in the vocabular"),
+    "unknown EOS token": (partial(tokenizer, eos_token="<end>", add_eos_token=True), "'<end>' is not in the vocabul"),
+    "no EOS token": (partial(tokenizer, eos_token=None), "no EOS token, so a document cannot be ended"),
+    "half a surrogate pair": (partial(tokenizer, data='{"text": "\\ud800"}\n'), "it contains half a surrogate pair"),
+    "template of a number": (partial(tokenizer, chat_template=7), "chat_template is 7"),
+    "template that is not UTF-8": (chat(template=b"\xff"), "chat_template.jinja: not UTF-8"),
     "template too long": (chat(template=b"a" * 100_000), "the chat template has 100,000 characters"),
-    "template that is none": (chat(template=b"{% for"), "the chat template is not valid jinja2: line 1"),
+    "invalid template": (chat(template=b"{% for"), "the chat template is not valid Jinja: line 1"),
     "template too deep": (chat(template=b"{{ " + b"(" * 5000), "the chat template cannot be compiled"),
     "template that refuses": (chat(template=b"{{ raise_exception('no users here') }}"), "line 1: the chat template re"),
-    "template without end": (chat(template=b"{% for a in range(9999) %}" * 2 + b"{% endfor %}" * 2),
-                             "it does more work than a conversation can need"),
-    "template that hides a turn": (chat(template=b"{{ messages[0].content }}"), "does not show messages[1] (assist"),
-    "no template": (chat(), "the data are conversations and the model has no chat template"),
+    "endless template": (chat(template=b"{% for a in range(9999) %}" * 2 + b"{% endfor %}" * 2),
+                             "it does more work than any conversation needs"),
+    "template that hides a turn": (chat(template=b"{{ messages[0].content }}"), "hides messages[1] (assist"),
+    "no template": (chat(), "the data is conversations, but the model has no chat template"),
 }  # fmt: skip
 
 

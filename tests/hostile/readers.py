@@ -7,7 +7,7 @@ import numpy as np
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate, resolve_template
 from lorawgpu.config.schema import load_config
-from lorawgpu.data.dataset import DatasetSpec, Loading, tokenise
+from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
 from lorawgpu.data.encode import EncodeSettings
 from lorawgpu.files.safetensors import NUMPY_TYPES, SafetensorsFile
 from lorawgpu.lora.peft_dir import read_adapter
@@ -80,7 +80,7 @@ def data(path):
     settings = EncodeSettings(64, "truncate", False, ("assistant",))
     chat = ChatTemplate(BUILT_IN["chatml"], words.special_tokens)
     for skip in (True, False):
-        tokenise(DatasetSpec(str(path)), Loading(settings, words, chat, 500, skip, workers=1))
+        tokenize(DatasetSpec(str(path)), LoadSettings(settings, words, chat, 500, skip, workers=1))
 
 
 def config(path):

@@ -1,4 +1,4 @@
-"""Templates that look at no content are known by their form, and then rendered no more than once a row of roles."""
+"""Content-independent templates are recognized by their syntax, and rendered once per sequence of roles."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.chat.loss_mask import bodies
-from lorawgpu.chat.spans import blanks_before, overlapping, special_at, tokens_of
+from lorawgpu.chat.loss_mask import render_with_spans
+from lorawgpu.chat.spans import overlapping, spaces_before, special_token_end, token_span
 from lorawgpu.chat.template import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -21,7 +21,7 @@ def loop(body: str) -> str:
     return LOOP.replace("HERE", body)
 
 
-BLIND = [
+INDEPENDENT = [
     *(BUILT_IN[name] for name in ("chatml", "llama-3", "bitnet", "alpaca")),
     loop("{{ m.role }}: {{ m.content }}{{ '' if loop.last else '\n' }}"),
     loop("{% set head = '<' ~ m['role'] | upper ~ '>' %}{{ head + m['content'] | trim + eos_token }}"),
@@ -30,7 +30,7 @@ BLIND = [
     loop("{% generation %}{{ m.content if m.role == 'user' else m.content | trim }}~{% endgeneration %}"),
     loop("{{ messages | length }}{{ m.content }}{{ m.name }}"),
 ]
-LOOKING = [
+INSPECTING = [
     loop("{% if m.content %}{{ m.content }}{% endif %}"),
     loop("{% if 'x' in m.content %}!{% endif %}{{ m.content }}"),
     loop("{% set c = m.content %}{{ c }}"),
@@ -59,43 +59,43 @@ LOOKING = [
 ]
 
 
-@pytest.mark.parametrize("source", LOOKING)
-def test_a_template_that_may_look_is_not_called_blind(source):
-    assert not ChatTemplate(source, SPECIAL).blind
+@pytest.mark.parametrize("source", INSPECTING)
+def test_a_template_that_may_inspect_contents_is_not_content_independent(source):
+    assert not ChatTemplate(source, SPECIAL).content_independent
 
 
-@pytest.mark.parametrize("source", BLIND)
-def test_without_rendering_the_text_is_what_rendering_gives(source):
-    template, frames = ChatTemplate(source, SPECIAL), {}
-    assert template.blind
+@pytest.mark.parametrize("source", INDEPENDENT)
+def test_the_filled_layout_is_what_rendering_gives(source):
+    template, layouts = ChatTemplate(source, SPECIAL), {}
+    assert template.content_independent
 
     @given(TURNS)
     def check(turns):
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             wanted = template.render(messages)
-        except Exception as error:  # the template's own refusal of a row of roles
+        except Exception as error:  # the template rejects this sequence of roles
             with pytest.raises(type(error)):
-                bodies(template, messages, None, [], frames)
+                render_with_spans(template, messages, None, [], layouts)
             return
-        text, spans = bodies(template, messages, None, [], frames)
+        text, spans = render_with_spans(template, messages, None, [], layouts)
         assert text == wanted and spans == []
-        if all(messages[i]["content"].strip() for i in range(len(messages))) and frames[tuple(r for r, _ in turns)]:
-            found = bodies(template, messages, None, list(range(len(messages))), frames)[1]
+        if all(messages[i]["content"].strip() for i in range(len(messages))) and layouts[tuple(r for r, _ in turns)]:
+            found = render_with_spans(template, messages, None, list(range(len(messages))), layouts)[1]
             assert [text[a:b].strip() for a, b in found] == [content.strip() for _, content in turns]
 
     check()
 
 
-def test_of_a_row_of_roles_it_renders_once(monkeypatch):
-    template, frames = ChatTemplate(BUILT_IN["chatml"], SPECIAL), {}
+def test_a_sequence_of_roles_is_rendered_once(monkeypatch):
+    template, layouts = ChatTemplate(BUILT_IN["chatml"], SPECIAL), {}
     renders = []
     real = ChatTemplate.render
     monkeypatch.setattr(ChatTemplate, "render", lambda self, *args: (renders.append(1), real(self, *args))[1])
     for content in ("a", "b ", ""):
         messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
-        assert bodies(template, messages, None, [1], frames)[0] == real(template, messages)
-    assert len(renders) == 2  # of marks, and of marks with blanks around
+        assert render_with_spans(template, messages, None, [1], layouts)[0] == real(template, messages)
+    assert len(renders) == 2  # of placeholders, and of placeholders with spaces around them
 
 
 @given(st.text(alphabet=st.sampled_from("ab  Yé日🙂7\n</s>:"), max_size=25), st.data())
@@ -105,11 +105,11 @@ def test_tokens_of_a_span_are_those_that_overlap_it(text, data):
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
-    first, last = tokens_of(encoding, (start, end))
+    first, last = token_span(encoding, (start, end))
     assert list(range(first, last)) == np.flatnonzero(overlapping(offsets, [(start, end)])).tolist()
-    first, last = blanks_before(text, encoding, start)
+    first, last = spaces_before(text, encoding, start)
     bare = len(text[:start].rstrip(" "))
     held = [i for i, (a, b) in enumerate(encoding.offsets) if bare <= a < b <= start]
     assert list(range(first, last)) == held
     special = {a: b for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True) if i in tokenizer.special_ids}
-    assert special_at(encoding, encoding.ids, tokenizer.special_ids, start) == special.get(start)
+    assert special_token_end(encoding, encoding.ids, tokenizer.special_ids, start) == special.get(start)
