@@ -5,8 +5,9 @@ import json
 import numpy as np
 
 from lorawgpu.families.config import ModelConfig, Rope
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.lora.peft_config import LoraConfig
-from lorawgpu.lora.peft_dir import CONFIG_FILE, adapter_shapes
+from lorawgpu.lora.peft_dir import adapter_shapes
 
 MODEL = ModelConfig(
     family="llama", vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
@@ -23,6 +24,6 @@ def alive(lora=LORA, model=MODEL, seed=0):
 
 
 def edit(folder, **keys):
-    path = folder / CONFIG_FILE
+    path = folder / ADAPTER_CONFIG_FILE
     config = json.loads(path.read_text()) | keys
     path.write_text(json.dumps({key: value for key, value in config.items() if value != "DELETED"}))

@@ -15,7 +15,8 @@ from tiny_run import MODEL, adapter_bytes, byte_model, write_config, write_data
 
 from lorawgpu.chat import template as chat
 from lorawgpu.errors import UserError
-from lorawgpu.files.lock import LOCK_FILE, only_run_in
+from lorawgpu.files.lock import only_run_in
+from lorawgpu.files.run_folder import LOCK_FILE
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics

@@ -18,7 +18,7 @@ from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.reference.model import model_forward, train, window_gradients
 from lorawgpu.verify import cases as golden
 from lorawgpu.verify import compare as judging
-from lorawgpu.verify.__main__ import run_case
+from lorawgpu.verify.run import run_case
 from lorawgpu.weights.device_model import load_model
 
 LORA = LoraConfig(4, 8, LINEAR_MODULES)

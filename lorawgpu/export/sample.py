@@ -7,9 +7,9 @@ from pathlib import Path
 from lorawgpu.chat.template import resolve_template
 from lorawgpu.config.schema import load_config
 from lorawgpu.errors import UserError
-from lorawgpu.export.hf_files import TEMPLATE_FILE
 from lorawgpu.export.probe import Probe
 from lorawgpu.export.source import Source
+from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.generate.generator import Generator
 from lorawgpu.generate.prompts import Prompts
@@ -48,7 +48,7 @@ def write_sample(folder: Path, source: Source, probe: Probe) -> str:
         return f"no chat template and no sample transcript: {error}"
     messages, text = None, QUESTION
     if template := prompts.template:
-        (folder / TEMPLATE_FILE).write_text(template.source, encoding="utf-8")
+        (folder / CHAT_TEMPLATE_FILE).write_text(template.source, encoding="utf-8")
         messages = [{"role": "user", "content": QUESTION}]
         text = template.render(messages, add_generation_prompt=True).rstrip(" ")
     ids, limit = prompts.chat(messages) if messages else prompts.raw(text), source.config.max_position_embeddings

@@ -11,9 +11,10 @@ from lorawgpu.errors import UserError
 from lorawgpu.export.effect import LowRank, effect_of
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.hub import is_hub_name
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.lora.peft_config import LoraConfig
-from lorawgpu.lora.peft_dir import CONFIG_FILE, read_adapter
+from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
 SOUNDS_TERNARY = re.compile(r"bitnet|1\.58|ternary|1bit", re.IGNORECASE)
@@ -68,7 +69,7 @@ def open_source(adapter: str, model: str | None, needs_model: bool) -> Source:
     """
     folder = Path(adapter)
     lora, tensors = read_adapter(folder)
-    named = read_json_object(folder / CONFIG_FILE).get("base_model_name_or_path")
+    named = read_json_object(folder / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
     named = named if isinstance(named, str) else ""
     if model is None and needs_model:
         model = named

@@ -16,12 +16,12 @@ import safetensors.numpy
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief
 from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig, lora_config_json, matches, read_lora_config
 from lorawgpu.weights.tensors import widen
 
-WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 GGUF_HINT = "an adapter in GGUF is for llama.cpp: here give the PEFT folder that it was exported from"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -87,7 +87,7 @@ def write_adapter(folder: str | Path, lora: LoraConfig, tensors: dict[str, np.nd
     as_float32 = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
     # transformers refuses a file that does not say that its layout is PyTorch's
     replace_file(folder / WEIGHTS_FILE, safetensors.numpy.save(as_float32, metadata={"format": "pt"}))
-    replace_file(folder / CONFIG_FILE, lora_config_json(lora, base_model_name))
+    replace_file(folder / ADAPTER_CONFIG_FILE, lora_config_json(lora, base_model_name))
 
 
 def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[LoraConfig, dict[str, np.ndarray]]:
@@ -101,7 +101,9 @@ def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[
     folder = path.parent
     file = SafetensorsFile(path)
     modules = dict.fromkeys(match["module"] for name in file.entries if (match := _KEY.fullmatch(name)))
-    lora = read_lora_config(folder / CONFIG_FILE, list(modules))  # first: it has the names of what tensors only hint at
+    lora = read_lora_config(
+        folder / ADAPTER_CONFIG_FILE, list(modules)
+    )  # first: it has the names of what tensors only hint at
     tensors = _read_tensors(file)
     if model is not None:
         shapes = _checked_shapes(path, lora, tensors, model)
@@ -113,11 +115,11 @@ def _weights_of(folder: str | Path) -> Path:
     """The weights file of a PEFT directory. UserError that says what the place holds instead, where that is known."""
     name, folder = str(folder), Path(folder)
     if not name:
-        raise UserError(f"the adapter's name is empty; wanted a PEFT adapter directory, holding {CONFIG_FILE}")
+        raise UserError(f"the adapter's name is empty; wanted a PEFT adapter directory, holding {ADAPTER_CONFIG_FILE}")
     if folder.suffix == ".gguf" and folder.is_file():
         raise UserError(f"{folder}: {GGUF_HINT}")
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, holding {CONFIG_FILE}")
+        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, holding {ADAPTER_CONFIG_FILE}")
     if (folder / WEIGHTS_FILE).exists():
         return folder / WEIGHTS_FILE
     if (folder / "adapter_model.bin").exists():
@@ -159,15 +161,15 @@ def _checked_shapes(path: Path, lora: LoraConfig, tensors: dict[str, np.ndarray]
     try:
         shapes = adapter_shapes(lora, model)
     except UserError as error:
-        raise UserError(f"{path.with_name(CONFIG_FILE)}: {error}") from None
+        raise UserError(f"{path.with_name(ADAPTER_CONFIG_FILE)}: {error}") from None
     for name in tensors:
         if name not in shapes:
             raise UserError(f"{path}: {brief(name)} is of no targeted linear of the base model; is it for another one?")
     for name, shape in shapes.items():
         if name in tensors and tensors[name].shape != shape:
             raise UserError(
-                f"{path}: {name} has shape {list(tensors[name].shape)}; the base model and the rank in {CONFIG_FILE} "
-                f"want {list(shape)}"
+                f"{path}: {name} has shape {list(tensors[name].shape)}; the base model and the rank in "
+                f"{ADAPTER_CONFIG_FILE} want {list(shape)}"
             )
     if missing := [name for name in shapes if name not in tensors]:
         raise UserError(f"{path}: {missing[0]} is missing, one of {len(missing)}; the file is not complete")

@@ -11,7 +11,7 @@ from lorawgpu.data.preview import preview_lines
 from lorawgpu.errors import UserError
 from lorawgpu.files.lock import only_run_in
 from lorawgpu.gpu import open_device, open_dry_device
-from lorawgpu.report.__main__ import write_report
+from lorawgpu.report.page import write_report
 from lorawgpu.train.checkpoint import restore_replaced
 from lorawgpu.train.resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
 from lorawgpu.train.run_dir import occupied

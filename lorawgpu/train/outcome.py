@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lorawgpu.files.run_folder import checkpoint_name
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.resume import Standing
 from lorawgpu.train.setup import Run
@@ -42,7 +43,7 @@ def summary(run: Run, standing: Standing, steps: str, base: float | None) -> str
         text += f"\n{why}"
     which = f"of step {standing.step}"
     if best := standing.best:
-        path = run.folder / f"checkpoint-{best['step']}"
+        path = run.folder / checkpoint_name(best["step"])
         note = beside_base(best["loss"], base)
         text += f"\nbest held-out loss {best['loss']:.4f} at step {best['step']}{note}: {path}"
         which += ", which is the best" if best["step"] == standing.step else f"; the best one is that of {path.name}"

@@ -4,14 +4,17 @@ import os
 from pathlib import Path
 
 from lorawgpu.files.atomic import replace_file
-from lorawgpu.lora.peft_dir import CONFIG_FILE as ADAPTER_CONFIG_FILE
-from lorawgpu.lora.peft_dir import WEIGHTS_FILE
-from lorawgpu.report.__main__ import REPORT_FILE
-from lorawgpu.report.record import CONFIG_FILE, METRICS_FILE
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, METRICS_FILE, REPORT_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.train.checkpoint import list_checkpoints
 
 MARK = "# The resolved config of this run, written by lorawgpu.\n"
-WRITTEN = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, METRICS_FILE, CONFIG_FILE, REPORT_FILE)  # by a run, besides checkpoints
+WRITTEN = (
+    WEIGHTS_FILE,
+    ADAPTER_CONFIG_FILE,
+    METRICS_FILE,
+    RUN_CONFIG_FILE,
+    REPORT_FILE,
+)  # by a run, besides checkpoints
 
 
 def occupied(folder: Path, given: Path | None, resuming: bool) -> str | None:
@@ -20,14 +23,14 @@ def occupied(folder: Path, given: Path | None, resuming: bool) -> str | None:
     if checkpoints := list_checkpoints(folder):
         goes_on = f"{folder} already holds a run, up to {checkpoints[-1].name}: continue it with --resume, "
         return None if resuming else goes_on + "or choose another output_dir"
-    ours = is_resolved(folder / CONFIG_FILE)
-    if given and _same(given, folder / CONFIG_FILE) and not (resuming and ours):
+    ours = is_resolved(folder / RUN_CONFIG_FILE)
+    if given and _same(given, folder / RUN_CONFIG_FILE) and not (resuming and ours):
         return (
-            f"output_dir {folder} holds the config that was given, and the run would write its own {CONFIG_FILE} over "
-            "it: choose another output_dir"
+            f"output_dir {folder} holds the config that was given, and the run would write its own {RUN_CONFIG_FILE} "
+            "over it: choose another output_dir"
         )
     there = [name for name in WRITTEN if os.path.lexists(folder / name)]
-    killed_early = there and not set(there) - {METRICS_FILE, *([CONFIG_FILE] if ours else [])}
+    killed_early = there and not set(there) - {METRICS_FILE, *([RUN_CONFIG_FILE] if ours else [])}
     if not there or resuming and killed_early:
         return None
     text = f"{folder} already holds {', '.join(there)} of another run or of yours"
@@ -49,7 +52,7 @@ def is_resolved(path: Path) -> bool:
 def write_config(folder: Path, text: str, given: Path | None) -> str | None:
     """The resolved config into the run folder. When that file is the one `given`, it stays, and the answer says so
     where the run goes by another."""
-    path, text = folder / CONFIG_FILE, MARK + text
+    path, text = folder / RUN_CONFIG_FILE, MARK + text
     if not (given and _same(given, path)):
         replace_file(path, text.encode())
     elif path.read_bytes() != text.encode():

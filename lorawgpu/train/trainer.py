@@ -13,9 +13,9 @@ from lorawgpu.data.source_lines import in_words
 from lorawgpu.engine.engine import Engine
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
+from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
-from lorawgpu.report.record import METRICS_FILE
 from lorawgpu.train.checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts
@@ -89,7 +89,7 @@ class Trainer:
                 self._step(next(windows))
                 if interrupts.signum is not None:
                     break
-        if self.saved is None or self.saved.name != f"checkpoint-{self.standing.step}":
+        if self.saved is None or self.saved.name != checkpoint_name(self.standing.step):
             self._save()
 
     def _finished(self) -> bool:
@@ -240,7 +240,7 @@ class Trainer:
 
     def _best(self) -> Path | None:
         best = self.standing.best
-        return self.run.folder / f"checkpoint-{best['step']}" if best else None
+        return self.run.folder / checkpoint_name(best["step"]) if best else None
 
     def _fallback(self) -> str:
         """What is safe on disk, for the last message of a run that went wrong."""

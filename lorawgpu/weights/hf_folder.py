@@ -8,6 +8,7 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig, check_sizes
 from lorawgpu.families.hf import from_hf, token_ids
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.tokenizer.hf import Tokenizer
@@ -25,7 +26,6 @@ from lorawgpu.weights.tensors import (
 )
 
 DENSE_TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
-ADAPTER_CONFIG = "adapter_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -99,7 +99,7 @@ class HfFolder(Checkpoint):
 def read_config(folder: Path) -> ModelConfig:
     """Config of a model folder, with the end tokens that only `generation_config.json` may list."""
     path = folder / "config.json"
-    if not path.is_file() and (folder / ADAPTER_CONFIG).is_file():
+    if not path.is_file() and (folder / ADAPTER_CONFIG_FILE).is_file():
         raise UserError(
             f"{folder}: that is an adapter, not a model: give it as the adapter (--adapter, or `adapter` in a config) "
             f"and its base as the model{_base_named(folder)}."
@@ -117,7 +117,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _base_named(folder: Path) -> str:
     """The base that an adapter's folder names, in brackets."""
-    settings = read_json_object(folder / ADAPTER_CONFIG)
+    settings = read_json_object(folder / ADAPTER_CONFIG_FILE)
     named = settings.get("base_model_name_or_path") or settings.get("model")  # PEFT's key and mlx-lm's
     return f" ({brief(named)})" if named else ""
 
