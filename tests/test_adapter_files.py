@@ -11,8 +11,9 @@ import safetensors.numpy
 from adapters import LORA, MODEL, alive, edit
 
 from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, WEIGHTS_FILE
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, tensor_names, write_adapter
 
 GOLDEN = Path(__file__).parent / "golden"

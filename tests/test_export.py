@@ -17,7 +17,8 @@ from tiny_tokenizer import backend
 from lorawgpu.chat.builtin import BITNET, CHATML
 from lorawgpu.export import gguf, mlx, peft
 from lorawgpu.export.source import Source
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import open_checkpoint
 

@@ -15,7 +15,8 @@ from lorawgpu.export import merged
 from lorawgpu.export.hf_files import config_json, rope_settings
 from lorawgpu.export.weights_file import write_weights
 from lorawgpu.families.config import Rope
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import write_adapter
 from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.tensors import Dense

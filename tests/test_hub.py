@@ -69,9 +69,9 @@ def endpoint():
 
 CHILD = """
 import sys
-from lorawgpu.data.finding import find_files
+from lorawgpu.data.find_files import find_files
 from lorawgpu.errors import UserError
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.weights.loader import open_checkpoint
 try:
     if sys.argv[1] == "data":
         find_files("acme/set")

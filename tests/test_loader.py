@@ -238,7 +238,7 @@ def test_what_is_not_a_model(tmp_path):
 
 MEMORY_CHILD = """
 import resource, sys
-from lorawgpu.model.loader import open_checkpoint
+from lorawgpu.weights.loader import open_checkpoint
 checkpoint = open_checkpoint(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for name in checkpoint.keys():

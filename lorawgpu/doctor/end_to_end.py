@@ -10,10 +10,11 @@ from lorawgpu.data.batching import flatten
 from lorawgpu.doctor.check import Outcome
 from lorawgpu.doctor.tiny_models import TinyCheckpoint, random_adapter, random_samples, reference_model, tiny_config
 from lorawgpu.errors import DeviceError
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.gpu import KernelCache
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.reference.model import model_forward, train, window_gradients
 from lorawgpu.verify import cases as golden

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import tensor_names
 
 TOLERANCE = 1e-6  # of float32: alpha and a matrix that takes in a factor are rounded once each, 6e-8 relative

@@ -17,7 +17,6 @@ from lorawgpu.export.hf_files import write_hf_files
 from lorawgpu.export.source import Source
 from lorawgpu.export.weights_file import read_weights, write_weights
 from lorawgpu.files.untrusted import read_json_object
-from lorawgpu.reference.ternary import ternary_unpack
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
 from lorawgpu.weights.tensors import Dense, is_linear
@@ -76,7 +75,7 @@ def _base(source: Source, name: str) -> Dense:
     if not (source.config.ternary and is_linear(name)):
         return source.checkpoint.dense(name)
     ternary = source.checkpoint.ternary(name)
-    return narrow(ternary_unpack(ternary.packed, ternary.out).astype(np.float32) * np.float32(ternary.scale), "bf16")
+    return narrow(ternary.values().astype(np.float32) * np.float32(ternary.scale), "bf16")
 
 
 def narrow(values: np.ndarray, dtype: str) -> Dense:

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorawgpu.errors import UserError
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.files.untrusted import brief, read_json_object
-from lorawgpu.reference.dropout import MODULES
-
-LINEAR_MODULES = MODULES  # `all-linear`
 
 # Say nothing about what the adapter computes, or only together with a key that is refused when it is set.
 _NO_EFFECT = {

@@ -15,16 +15,16 @@ import safetensors.numpy
 
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.dtypes import DENSE_TYPES, widen
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig, lora_config_json, matches, read_lora_config
-from lorawgpu.weights.tensors import widen
+from lorawgpu.lora.peft_config import LoraConfig, lora_config_json, matches, read_lora_config
 
 GGUF_HINT = "an adapter in GGUF is for llama.cpp: here give the PEFT folder that it was exported from"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
-_DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 def tensor_names(module: str) -> tuple[str, str]:
@@ -145,10 +145,10 @@ def _read_tensors(file: SafetensorsFile) -> dict[str, np.ndarray]:
     for name, entry in file.entries.items():
         if not _KEY.fullmatch(name):
             raise UserError(f"{path}: {brief(name)} is no LoRA tensor of a linear; such tensors are not supported")
-        if entry.dtype not in _DTYPES or len(entry.shape) != 2:
+        if entry.dtype not in DENSE_TYPES or len(entry.shape) != 2:
             got = f"{entry.dtype} {list(entry.shape)}"
             raise UserError(f"{path}: {brief(name)} is {got}; wanted a matrix of F32, F16 or BF16")
-        tensors[name] = widen(file.read(name), _DTYPES[entry.dtype])
+        tensors[name] = widen(file.read(name), DENSE_TYPES[entry.dtype])
         if not np.isfinite(tensors[name]).all():
             raise UserError(f"{path}: {brief(name)} holds a value that is not finite; its training went wrong")
     if not tensors:

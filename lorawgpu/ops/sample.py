@@ -10,7 +10,7 @@ import wgpu
 
 from lorawgpu.gpu import Device, Tensor
 from lorawgpu.ops.decode_state import STRIDE
-from lorawgpu.reference.sample import key_of
+from lorawgpu.ops.hash import random_key
 
 RING = 64  # tokens of a row that `history` keeps: the host has to read it that often
 STRIPE = 1024  # logits that a workgroup looks through, as long as there are no more than MAX_STRIPES
@@ -60,7 +60,7 @@ def pack_settings(sampling) -> np.ndarray:
         sampling.top_p,
         log_min_p,
         sampling.top_k,
-        *map(int, key_of(sampling.seed)),
+        *random_key(sampling.seed),
     )
     return np.frombuffer(words, np.uint32)
 

@@ -27,5 +27,5 @@ def adam_scales(t: int, beta1: float, beta2: float) -> tuple:
 
 
 def pack_step(*, lr=0.0, inv_targets=0.0, m_scale=1.0, v_scale=1.0, key=(0, 0)) -> np.ndarray:
-    """The buffer's contents, uint32 [6]. `key` is reference.dropout.dropout_step_key(seed, step, micro_batch)."""
+    """The buffer's contents, uint32 [6]. `key` is ops.hash.random_key(seed, step, micro_batch)."""
     return np.frombuffer(struct.pack(_LAYOUT, lr, inv_targets, m_scale, v_scale, *map(int, key)), np.uint32)

@@ -7,6 +7,7 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.gguf import ROPE_FREQS, from_gguf
+from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.gguf import GgufFile
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, Dense, Ternary, check_names, expected_tensors
@@ -23,7 +24,6 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-DENSE_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 class GgufCheckpoint(Checkpoint):

@@ -8,6 +8,7 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig, check_sizes
 from lorawgpu.families.hf import from_hf, token_ids
+from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
@@ -25,7 +26,6 @@ from lorawgpu.weights.tensors import (
     quantise_master,
 )
 
-DENSE_TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.files.dtypes import widen
 
 if TYPE_CHECKING:
     from lorawgpu.tokenizer.hf import Tokenizer
@@ -41,6 +42,11 @@ class Ternary:
     packed: np.ndarray
     out: int
     scale: float
+
+    def values(self) -> np.ndarray:
+        """T, int8 [out, in]."""
+        codes = np.concatenate([self.packed >> 2 * i & 3 for i in range(4)])
+        return codes[: self.out].astype(np.int8) - np.int8(1)
 
 
 class Checkpoint(ABC):
@@ -111,13 +117,6 @@ def check_names(found: set[str], wanted: set[str], source: str) -> None:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(name[:100] for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({shown})"
-
-
-def widen(data: np.ndarray, dtype: str) -> np.ndarray:
-    """BF16 bits, F16 or F32 as float32."""
-    if dtype == "bf16":
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    return data.astype(np.float32)
 
 
 def packed_rows(out: int) -> int:
