@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-import wgpu
 
 from lorawgpu.data.batching import flatten
 from lorawgpu.doctor.check import Outcome
@@ -12,7 +11,7 @@ from lorawgpu.doctor.tiny_models import TinyCheckpoint, random_adapter, random_s
 from lorawgpu.errors import DeviceError
 from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.generate.decoder import Decoder
-from lorawgpu.gpu import KernelCache
+from lorawgpu.gpu import GPUError, KernelCache
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.model.context import AdapterBuffers
@@ -74,7 +73,7 @@ def check_training(device, kernels: KernelCache, family: str) -> Iterator[Outcom
     try:
         case = Tiny(family).case()
         checks = judging.compare(case, run_case(device, case, kernels))
-    except (DeviceError, wgpu.GPUError, ValueError) as found:
+    except (DeviceError, GPUError, ValueError) as found:
         yield Outcome(name, "training", None, 0.0, fault=str(found))
         return
     for check in checks:
@@ -88,6 +87,6 @@ def check_decoding(device, kernels: KernelCache, family: str) -> Outcome:
     tolerance = golden.FLIP_TOLERANCE if tiny.config.ternary else golden.TOLERANCE
     try:
         error = judging.relative_error(*tiny.decoded(device, kernels))
-    except (DeviceError, wgpu.GPUError, ValueError) as found:
+    except (DeviceError, GPUError, ValueError) as found:
         return Outcome(name, "decoding", None, tolerance, fault=str(found))
     return Outcome(name, "decoding", error, tolerance, seconds=time.perf_counter() - began)

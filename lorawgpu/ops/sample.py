@@ -6,7 +6,6 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
-import wgpu
 
 from lorawgpu.gpu import Device, Tensor
 from lorawgpu.ops.decode_state import STRIDE
@@ -36,9 +35,7 @@ class SampleBuffers:
 
     @staticmethod
     def create(device: Device, sequences: int, vocab: int) -> "SampleBuffers":
-        size = struct.calcsize(_LAYOUT)
-        usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
-        settings = Tensor(device.buffer(size, "sampling", "step", usage), (size // 4,), "u32", 0, "sampling")
+        settings = device.uniform(struct.calcsize(_LAYOUT) // 4, "sampling", "step")
 
         def words(name, *shape):
             return device.tensor((sequences, *shape), "u32", name, "step")

@@ -7,7 +7,6 @@ key0, key1                           read by dropout: write them before each mic
 import struct
 
 import numpy as np
-import wgpu
 
 from lorawgpu.gpu import Device, Tensor
 
@@ -16,9 +15,7 @@ _LAYOUT = "<4f2I"
 
 def step_buffer(device: Device) -> Tensor:
     """The uniform buffer itself. Fill it with `device.write(step, pack_step(...))`."""
-    size = struct.calcsize(_LAYOUT)
-    usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-    return Tensor(device.buffer(size, "step", "step", usage), (size // 4,), "u32", 0, "step")
+    return device.uniform(struct.calcsize(_LAYOUT) // 4, "step", "step")
 
 
 def adam_scales(t: int, beta1: float, beta2: float) -> tuple:
