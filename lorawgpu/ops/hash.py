@@ -15,7 +15,7 @@ def _mix(h: int) -> int:
 
 def random_key(seed: int, *words: int) -> tuple[int, int]:
     """The two 32-bit key words of a seed of up to 64 bits and further words, each taken modulo 2^32."""
-    keys = _START
+    seed, keys = int(seed), _START  # of NumPy it would overflow
     for word in (seed, seed >> 32, *words):
         keys = tuple(_mix(key ^ word & _WORD) + 0x9E3779B9 & _WORD for key in keys)
     return keys
