@@ -88,7 +88,7 @@ def problems(sources: dict[str, str]) -> list[str]:
             continue
         for name in sorted(graph[module]):
             other = layer_of(name)
-            if other == "__main__" and module != ROOT:
+            if other == "__main__":
                 found.append(f"{module} imports {name}: a __main__ is imported by no module")
             elif other != mine and LEVEL.get(other, 0) >= LEVEL[mine]:
                 found.append(f"{module} imports {name}, which is not below it")

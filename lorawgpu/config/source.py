@@ -56,13 +56,13 @@ class Problem(NamedTuple):
     text: str
 
 
-class Source(NamedTuple):
+class YamlSource(NamedTuple):
     data: dict[str, Any]
     lines: dict[Location, int]  # first line of each key and list item, counted from 1
     problems: list[Problem]
 
 
-def read_yaml(path: Path) -> Source:
+def read_yaml(path: Path) -> YamlSource:
     """Read a mapping. UserError, with file and line, for what is not UTF-8, not YAML or not a mapping."""
     try:
         raw = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
@@ -90,7 +90,7 @@ def read_yaml(path: Path) -> Source:
         raise UserError(f"{path}: not YAML: {str(error) or type(error).__name__}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds {_kind(data)}; wanted `key: value` lines")
-    return Source({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
+    return YamlSource({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
 
 
 def _odd_keys(node) -> list[Problem]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data import token_store as cache
-from lorawgpu.data.batching import Sample, Source
+from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import Damaged
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.find_files import find_files
@@ -58,9 +58,9 @@ class Loading:
 class Data:
     """What a run trains on and is evaluated on. `digest` names the exact tokens: a resume must find the same."""
 
-    train: list[Source]
+    train: list[SampleSet]
     weights: list[float]
-    validation: Source | None
+    validation: SampleSet | None
     stores: list[TokenStore]  # the training data sets whole, before the validation part was taken out
     counts: Counts
     digest: str
@@ -85,7 +85,7 @@ def load(
     val_stores = [tokenise(spec, loading) for spec in val_specs]
     train, validation = split(stores, val_set_size, seed)
     if val_stores:
-        validation = Joined(val_stores)
+        validation = Concat(val_stores)
     key = cache.digest([s.folder.name for s in stores + val_stores], [s.weight for s in specs], val_set_size, seed)
     counts = sum((s.counts for s in stores), Counts())
     files = {name: digest for store in stores + val_stores for name, digest in store.files.items()}
@@ -144,7 +144,7 @@ def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: Loading
     return TokenStore(folder, files, keep)
 
 
-def split(stores: Sequence[Source], val_set_size: float, seed: int) -> tuple[list[Source], Source | None]:
+def split(stores: Sequence[SampleSet], val_set_size: float, seed: int) -> tuple[list[SampleSet], SampleSet | None]:
     """Take a validation part, drawn by seed from all samples alike: (training sources, validation source or None)."""
     if not val_set_size:
         return list(stores), None
@@ -156,13 +156,13 @@ def split(stores: Sequence[Source], val_set_size: float, seed: int) -> tuple[lis
     chosen[np.random.Generator(np.random.Philox(seed)).permutation(total)[:size]] = True
     parts = np.split(chosen, np.cumsum([len(s) for s in stores])[:-1])
     train = [Subset(s, np.flatnonzero(~part)) for s, part in zip(stores, parts, strict=True)]
-    return train, Joined([Subset(s, np.flatnonzero(part)) for s, part in zip(stores, parts, strict=True)])
+    return train, Concat([Subset(s, np.flatnonzero(part)) for s, part in zip(stores, parts, strict=True)])
 
 
 class Subset:
     """Some samples of a source."""
 
-    def __init__(self, source: Source, indices: np.ndarray):
+    def __init__(self, source: SampleSet, indices: np.ndarray):
         self.source, self.indices = source, indices
         self.lengths = source.lengths[indices]
 
@@ -176,10 +176,10 @@ class Subset:
         return self.source.place(int(self.indices[index]))
 
 
-class Joined:
+class Concat:
     """Several sources one after another."""
 
-    def __init__(self, sources: Sequence[Source]):
+    def __init__(self, sources: Sequence[SampleSet]):
         self.sources = list(sources)
         self.ends = np.cumsum([len(s) for s in sources])
         self.lengths = np.concatenate([s.lengths for s in sources])
@@ -195,7 +195,7 @@ class Joined:
         source, own = self._owner(index)
         return source.place(own)
 
-    def _owner(self, index: int) -> tuple[Source, int]:
+    def _owner(self, index: int) -> tuple[SampleSet, int]:
         owner = int(np.searchsorted(self.ends, index, side="right"))
         return self.sources[owner], int(index - (self.ends[owner - 1] if owner else 0))
 

@@ -56,7 +56,7 @@ class Chunk:
 
 
 class TokenStore:
-    """Samples of one data set, in file order, mapped from `folder`. A `Source` for batches.
+    """Samples of one data set, in file order, mapped from `folder`. A `SampleSet` for batches.
 
     `files`: the names of its files where they lie now, each with the digest of its content; the store itself is keyed
     by content alone. Damaged when it is not what was written.

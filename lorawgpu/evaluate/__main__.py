@@ -10,7 +10,7 @@ from lorawgpu.cli import add_device_option, add_model_options, main_of, parser_o
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.config.types import MANY
 from lorawgpu.data.batching import token_capacity
-from lorawgpu.data.dataset import Joined
+from lorawgpu.data.dataset import Concat
 from lorawgpu.data.preview import summary
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
@@ -19,7 +19,7 @@ from lorawgpu.gpu import device_errors, open_device
 from lorawgpu.lora.base_name import note_other_base
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
-from lorawgpu.train.setup import load_data, words_of_model
+from lorawgpu.train.setup import load_data, text_setup_of_model
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
@@ -62,10 +62,10 @@ def run(argv: list[str]) -> None:
     if lora:
         note_other_base(args.adapter, checkpoint.name)
     config = config_of(args, checkpoint)
-    data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")
+    data = load_data(config, text_setup_of_model(config, checkpoint), purpose="evaluate")
     if data.counts.truncated or data.counts.dropped or data.counts.shared:
         print(summary(data.counts), file=sys.stderr)
-    source = Joined(data.train)
+    source = Concat(data.train)
     longest, tokens = int(source.lengths.max()), int(source.lengths.sum())
     with device_errors():
         device = open_device(args.device)

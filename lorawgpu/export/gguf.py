@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.errors import UserError
-from lorawgpu.export.effect import LINEAR, LowRank, one_scale
-from lorawgpu.export.source import Source
+from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
+from lorawgpu.export.source import ExportSource
 from lorawgpu.files.gguf import GgufFile
 from lorawgpu.weights.gguf_checkpoint import LAYER_NAMES, hf_name, unpermute
 
@@ -22,7 +22,7 @@ ARCHS = {"llama": ("llama",), "bitnet": ("bitnet", "bitnet-b1.58")}  # by family
 GGUF_NAMES = {path: name for name, path in LAYER_NAMES.items()}
 
 
-def arch_of(source: Source, arch: str | None) -> str:
+def arch_of(source: ExportSource, arch: str | None) -> str:
     """The `general.architecture` to write. UserError for one that is not of this base model."""
     known = ARCHS[source.config.family]
     if arch is not None and arch not in known:
@@ -30,7 +30,7 @@ def arch_of(source: Source, arch: str | None) -> str:
     return arch or known[0]
 
 
-def write(folder: Path, source: Source, arch: str | None = None) -> None:
+def write(folder: Path, source: ExportSource, arch: str | None = None) -> None:
     import gguf
 
     alpha, rest = one_scale({module: c.scale * len(c.a) for module, c in source.effect.items()})
@@ -62,7 +62,7 @@ def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, out // heads // 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def _permuted_heads(source: Source, path: str) -> int:
+def _permuted_heads(source: ExportSource, path: str) -> int:
     """Heads of a linear whose rows this family's arch permutes, 0 where it keeps them."""
     if source.config.family != "llama":
         return 0
@@ -73,7 +73,7 @@ def _permuted_heads(source: Source, path: str) -> int:
     return heads.get(path, 0)
 
 
-def read(folder: Path, source: Source) -> dict[str, LowRank]:
+def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
     file = GgufFile(folder / FILE)
     alpha, effect = file.metadata["adapter.lora.alpha"], {}
     for name in file.tensors:
@@ -83,11 +83,11 @@ def read(folder: Path, source: Source) -> dict[str, LowRank]:
             module = hf_name(base).removesuffix(".weight")
             if heads := _permuted_heads(source, LINEAR.fullmatch(module)["path"]):
                 b = unpermute(b, heads)
-            effect[module] = LowRank(a, b, alpha / b.shape[1])
+            effect[module] = WeightChange(a, b, alpha / b.shape[1])
     return effect
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: ExportSource) -> list[str]:
     found = []
     if source.config.act == "relu2":
         found += [

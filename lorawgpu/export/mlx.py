@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from lorawgpu.export.effect import LINEAR, LowRank, one_scale
-from lorawgpu.export.source import Source
+from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
+from lorawgpu.export.source import ExportSource
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import read_json_object
@@ -23,7 +23,7 @@ RUNTIME = "mlx-lm"
 MLX_WEIGHTS_FILE = "adapters.safetensors"
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     scale, rest = one_scale(source.scales)
     rank = max(len(change.a) for change in source.effect.values())
     tensors = {}
@@ -52,14 +52,14 @@ def _filled(matrix: np.ndarray, rank: int) -> np.ndarray:
     return filled
 
 
-def read(folder: Path, source: Source) -> dict[str, LowRank]:
+def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
     scale = read_json_object(folder / ADAPTER_CONFIG_FILE)["lora_parameters"]["scale"]
     file = SafetensorsFile(folder / MLX_WEIGHTS_FILE)
     modules = [re.fullmatch(r"(.+)\.lora_a", name)[1] for name in file.entries if name.endswith(".lora_a")]
-    return {m: LowRank(file.read(f"{m}.lora_a").T, file.read(f"{m}.lora_b").T, scale) for m in modules}
+    return {m: WeightChange(file.read(f"{m}.lora_a").T, file.read(f"{m}.lora_b").T, scale) for m in modules}
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: ExportSource) -> list[str]:
     found = []
     ternary = source.ternary
     if ternary is None or ternary:

@@ -8,7 +8,7 @@ from lorawgpu.chat.template import resolve_template
 from lorawgpu.config.schema import load_config
 from lorawgpu.errors import UserError
 from lorawgpu.export.probe import Probe
-from lorawgpu.export.source import Source
+from lorawgpu.export.source import ExportSource
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.generate.generator import Generator
@@ -25,7 +25,7 @@ ABOUT = (
 )
 
 
-def prompts_of(source: Source) -> Prompts:
+def prompts_of(source: ExportSource) -> Prompts:
     """The model's tokenizer, with the template of the run that trained the adapter, else the model's own.
 
     UserError when the model has no tokenizer.
@@ -40,7 +40,7 @@ def prompts_of(source: Source) -> Prompts:
     return Prompts(tokenizer, resolve_template(*named, tokenizer.chat_template, tokenizer.special_tokens))
 
 
-def write_sample(folder: Path, source: Source, probe: Probe) -> str:
+def write_sample(folder: Path, source: ExportSource, probe: Probe) -> str:
     """Write both files; returns what was not written and why, or nothing."""
     try:
         prompts = prompts_of(source)

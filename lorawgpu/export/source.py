@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.errors import UserError
-from lorawgpu.export.effect import LowRank, effect_of
+from lorawgpu.export.effect import WeightChange, effect_of
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.hub import is_hub_name
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
@@ -21,7 +21,7 @@ SOUNDS_TERNARY = re.compile(r"bitnet|1\.58|ternary|1bit", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """An adapter as read; `checkpoint` is None where no base model was given and none is needed."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Source:
             return None
 
     @cached_property
-    def effect(self) -> dict[str, LowRank]:
+    def effect(self) -> dict[str, WeightChange]:
         return effect_of(self.lora, self.tensors)
 
     @cached_property
@@ -62,7 +62,7 @@ class Source:
         return [name for name in settings if getattr(self.lora, name)]
 
 
-def open_source(adapter: str, model: str | None, needs_model: bool) -> Source:
+def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSource:
     """Read the adapter, and open the base: `model`, or if it is needed the one that the adapter names.
 
     UserError for what cannot be read, does not fit together, or is missing.
@@ -76,10 +76,10 @@ def open_source(adapter: str, model: str | None, needs_model: bool) -> Source:
         if not named:
             raise UserError(f"{folder}: names no base model, and this export needs one; give it with --model")
     if model is None:
-        return Source(folder, lora, tensors, named, None)
+        return ExportSource(folder, lora, tensors, named, None)
     try:
         checkpoint = open_checkpoint(model)
     except UserError as error:
         raise UserError(f"the base model {model}: {error}") from None
     lora, tensors = read_adapter(folder, checkpoint.config)
-    return Source(folder, lora, tensors, named or checkpoint.name, checkpoint)
+    return ExportSource(folder, lora, tensors, named or checkpoint.name, checkpoint)

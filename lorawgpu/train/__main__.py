@@ -15,7 +15,7 @@ from lorawgpu.report.page import write_report
 from lorawgpu.train.checkpoint import restore_replaced
 from lorawgpu.train.resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
 from lorawgpu.train.run_dir import occupied
-from lorawgpu.train.setup import build_engine, load_data, prepare, words_without_weights
+from lorawgpu.train.setup import build_engine, load_data, prepare, text_setup_without_weights
 from lorawgpu.train.summary import plan_text
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.util.streams import lasting_stdout
@@ -65,9 +65,9 @@ def run(argv: list[str]) -> int:
 
 
 def preview(config: TrainConfig, args: Namespace) -> int:
-    words = words_without_weights(config)
-    data = load_data(config, words, args.skip_bad_lines)
-    for line in preview_lines(data.stores, words.tokenizer, args.preview, args.json, sys.stdout.isatty()):
+    text = text_setup_without_weights(config)
+    data = load_data(config, text, args.skip_bad_lines)
+    for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty()):
         print(line)
     return 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu import __version__
-from lorawgpu.data.batch_order import State as DataState
+from lorawgpu.data.batch_order import DataState
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import UserError
 from lorawgpu.gpu.kernel import SHADERS
@@ -26,7 +26,7 @@ from lorawgpu.train.run_dir import occupied
 from lorawgpu.train.setup import Run
 
 # May be changed at a resume, and then change the course of training.
-STEERING = (
+MUTABLE_ON_RESUME = (
     "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
     "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
 )  # fmt: skip
@@ -34,7 +34,7 @@ GOOD = State(bad=False, bad_run=0, bad_total=0, record=None, windows=0)
 
 
 @dataclass
-class Standing:
+class TrainerState:
     """Host state after `step` optimizer steps; all of it goes into a checkpoint."""
 
     step: int = 0
@@ -58,9 +58,9 @@ class Standing:
         }
 
     @staticmethod
-    def from_json(state: dict) -> "Standing":
+    def from_json(state: dict) -> "TrainerState":
         bad = state["bad_steps"]
-        return Standing(
+        return TrainerState(
             state["step"],
             DataState.from_dict(state["data"]),
             state["skipped_windows"],
@@ -121,7 +121,7 @@ def load_snapshot(path: Path) -> Snapshot:
     try:
         for key in ("identity", "environment", "config", "today"):
             snapshot.state[key]
-        Standing.from_json(snapshot.state)
+        TrainerState.from_json(snapshot.state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: its state lacks or garbles {error}; made by another version?") from None
     return snapshot
@@ -156,9 +156,9 @@ def _other_files(saved: dict[str, str], current: dict[str, str]) -> str:
     return "; ".join(parts) or same
 
 
-def restore(engine: Engine, snapshot: Snapshot) -> Standing:
+def restore(engine: Engine, snapshot: Snapshot) -> TrainerState:
     """Put a snapshot on the GPU, bad-step counters included; returns where it stands."""
-    standing = Standing.from_json(snapshot.state)
+    standing = TrainerState.from_json(snapshot.state)
     for part, tensors in (("params", snapshot.adapter), ("m", snapshot.m), ("v", snapshot.v)):
         engine.load(part, tensors)
     engine.device.write(engine.state, pack_state(standing.bad))
@@ -167,19 +167,19 @@ def restore(engine: Engine, snapshot: Snapshot) -> Standing:
 
 def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
     """Why this run will not end with the same bits as the one that was interrupted, if so."""
-    config = {key: value for key, value in run.config.model_dump().items() if key in STEERING}
-    changed = differences({key: snapshot.state["config"].get(key) for key in STEERING}, config)
+    config = {key: value for key, value in run.config.model_dump().items() if key in MUTABLE_ON_RESUME}
+    changed = differences({key: snapshot.state["config"].get(key) for key in MUTABLE_ON_RESUME}, config)
     return changed + differences(snapshot.state["environment"], environment(device))
 
 
-def take_snapshot(run: Run, engine: Engine, standing: Standing) -> Snapshot:
+def take_snapshot(run: Run, engine: Engine, standing: TrainerState) -> Snapshot:
     """Read the adapter and its moments back; waits for the GPU."""
     state = standing.to_json() | {
         "identity": run.identity,
         "data_files": run.data.files,
         "environment": environment(engine.device),
         "config": run.config.model_dump(),
-        "today": run.words.template.now.isoformat() if run.words.template else None,
+        "today": run.text.template.now.isoformat() if run.text.template else None,
     }
     parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]
     return Snapshot(run.lora, *parts, state)

@@ -18,12 +18,12 @@ class Samples:
     """
 
     def __init__(self, run: Run, engine: Engine):
-        self.prompts, self.words = run.config.sample_prompts, run.words
+        self.prompts, self.text = run.config.sample_prompts, run.text
         if not self.prompts:
             return
-        if self.words.tokenizer is None:
-            raise UserError(f"sample_prompts need the model's tokenizer: {self.words.missing}")
-        asking = Prompts(self.words.tokenizer, self.words.template)
+        if self.text.tokenizer is None:
+            raise UserError(f"sample_prompts need the model's tokenizer: {self.text.missing}")
+        asking = Prompts(self.text.tokenizer, self.text.template)
         ask = asking.raw if asking.template is None else lambda text: asking.chat([{"role": "user", "content": text}])
         self.ids = [ask(prompt) for prompt in self.prompts]
         self.ends = asking.stop_ids(run.checkpoint.config.eos_token_ids)
@@ -44,5 +44,5 @@ class Samples:
             answer = [token for _, token in chosen]
         except CheckFailed as error:
             return f"(no answer: {error})"
-        text = self.words.tokenizer.decode(answer, skip_special=True)
-        return text if self.words.template is None else text.strip()  # the answer's first word brings its blank along
+        text = self.text.tokenizer.decode(answer, skip_special=True)
+        return text if self.text.template is None else text.strip()  # the answer's first word brings its blank along

@@ -19,10 +19,10 @@ from lorawgpu.gpu.submit_budget import flops_per_submit
 from lorawgpu.train.checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts
-from lorawgpu.train.loggers import open_sinks
+from lorawgpu.train.loggers import open_loggers
 from lorawgpu.train.metrics import MetricsLog, Progress
 from lorawgpu.train.outcome import base_loss, beside_base, summary, why_over
-from lorawgpu.train.resume import Standing, restore, resume_notes, take_snapshot
+from lorawgpu.train.resume import TrainerState, restore, resume_notes, take_snapshot
 from lorawgpu.train.run_dir import set_metrics_aside, write_config
 from lorawgpu.train.samples import Samples
 from lorawgpu.train.setup import Run
@@ -37,7 +37,7 @@ class Trainer:
         self.run, self.engine, self.config, self.given = run, engine, run.config, given
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
-            self.standing = restore(engine, snapshot) if snapshot else Standing()
+            self.standing = restore(engine, snapshot) if snapshot else TrainerState()
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.plan = plan_of(run, engine)  # once everything is on the device
         self.saved: Path | None = None  # the last checkpoint of this run
@@ -55,8 +55,8 @@ class Trainer:
         folder = self.run.folder
         folder.mkdir(parents=True, exist_ok=True)
         kept = [write_config(folder, self.config.dump_yaml(), self.given), set_metrics_aside(folder)]
-        sinks = open_sinks(self.config.report_to, folder, self.config.model_dump())
-        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, sinks)
+        loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
+        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, loggers)
         if not self.standing.step:
             log.write(0, plan=self.plan, total_steps=self.run.schedule.total_steps)
         self.base = base_loss(folder / METRICS_FILE)
