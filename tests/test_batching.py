@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorawgpu.data.batch_order import Batches, BatchSettings, DataState, pack
+from lorawgpu.data.batch_order import Batches, BatchSettings, State, pack
 from lorawgpu.data.batching import ALIGN, Sample, bucket, flatten, sequential, token_capacity
 from lorawgpu.data.source_lines import in_words
 from lorawgpu.errors import UserError
@@ -116,7 +116,7 @@ def test_an_epoch_holds_every_token_once(lengths, packing, accumulation, size, s
         assert sorted(tokens_of(windows).tolist()) == list(range(1, 1 + sum(lengths)))
         assert len(windows) == data.steps(epoch)
         assert all(len(w.micro_batches) == accumulation for w in windows[:-1])
-        assert windows[-1].state == DataState(epoch + 1, mixing=((epoch + 1) * len(lengths),))
+        assert windows[-1].state == State(epoch + 1, mixing=((epoch + 1) * len(lengths),))
 
 
 @given(
@@ -139,7 +139,7 @@ def test_resume_at_any_step_continues_with_the_same_bytes(lengths, packing, accu
     for _ in range(steps):
         state = next(stream).state
     if state is not None:
-        state = DataState.from_dict(json.loads(json.dumps(state.to_dict())))
+        state = State.from_dict(json.loads(json.dumps(state.to_dict())))
     resumed = fresh().windows(state)
     for _ in range(12):
         expected, got = next(stream), next(resumed)

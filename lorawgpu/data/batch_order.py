@@ -33,7 +33,7 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
 
 
 @dataclass(frozen=True)
-class DataState:
+class State:
     """Where training stands, in samples consumed by finished optimizer steps (never prefetched). JSON through `dict`.
 
     `window_start` and `window_batches` say which packing window is open and how many of its bins are done; `mixing`
@@ -50,8 +50,8 @@ class DataState:
         return {**asdict(self), "mixing": list(self.mixing)}
 
     @staticmethod
-    def from_dict(data: dict) -> "DataState":
-        return DataState(**{**data, "mixing": tuple(data["mixing"])})
+    def from_dict(data: dict) -> "State":
+        return State(**{**data, "mixing": tuple(data["mixing"])})
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Window:
     """The micro-batches of one optimizer step, the state once that step is done, and which samples it took."""
 
     micro_batches: list[MicroBatch]
-    state: DataState
+    state: State
     ends_epoch: bool
     samples: np.ndarray  # int64: `Batches.place` says where they come from
 
@@ -105,14 +105,14 @@ class Batches:
         ids = np.concatenate(parts)
         return ids[_rng(self.settings.seed, 1, epoch).permutation(len(ids))]
 
-    def windows(self, state: DataState | None = None) -> Iterator[Window]:
+    def windows(self, state: State | None = None) -> Iterator[Window]:
         """Endless: epoch after epoch from `state`. The last window of an epoch may hold fewer micro-batches.
 
         UserError when there is no sample, or when `state` was not made by these sources, weights and settings.
         """
         if not len(self.lengths):
             raise UserError("there is no sample to train on: every data set is empty")
-        state = DataState(mixing=(0,) * len(self.sources)) if state is None else state
+        state = State(mixing=(0,) * len(self.sources)) if state is None else state
         self._check(state)
         while True:
             for window in self._epoch(state):
@@ -133,7 +133,7 @@ class Batches:
         owner = int(np.searchsorted(self.offsets, sample, side="right")) - 1
         return self.sources[owner].place(int(sample - self.offsets[owner]))
 
-    def _epoch(self, state: DataState) -> Iterator[Window]:
+    def _epoch(self, state: State) -> Iterator[Window]:
         order, epoch = self.order(state.epoch), state.epoch
         start, skip = state.window_start, state.window_batches
         consumed, mixing = state.consumed, np.array(state.mixing)
@@ -151,7 +151,7 @@ class Batches:
                 if len(pending) == self.settings.accumulation or ends_epoch:
                     place = (after, 0) if done == len(bins) else (start, done)
                     here = (epoch + 1, 0, 0, 0) if ends_epoch else (epoch, consumed, *place)
-                    yield Window(pending, DataState(*here, tuple(mixing.tolist())), ends_epoch, np.concatenate(taken))
+                    yield Window(pending, State(*here, tuple(mixing.tolist())), ends_epoch, np.concatenate(taken))
                     pending, taken = [], []
             start, skip = after, 0
 
@@ -179,7 +179,7 @@ class Batches:
         owners = np.searchsorted(self.offsets, ids, side="right") - 1
         return np.bincount(owners, minlength=len(self.sources))
 
-    def _check(self, state: DataState) -> None:
+    def _check(self, state: State) -> None:
         order = self.order(state.epoch)
         start, batches = state.window_start, state.window_batches
         bins = self._plan(order, start, state.epoch)[0] if start < len(order) else []

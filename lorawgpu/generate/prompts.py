@@ -60,6 +60,14 @@ class Prompts:
             raise UserError("this model has no chat template: ask with --raw, or name one with --chat-template")
         return self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True).rstrip(" "))
 
+    def ask(self, prompt: str | list[dict], raw: bool = False) -> list[int]:
+        """Ids of a conversation, or of a text: a user's turn where there is a template, unless it is to be raw."""
+        if isinstance(prompt, list):
+            return self.chat(prompt)
+        if raw or self.template is None:
+            return self.raw(prompt)
+        return self.chat([{"role": "user", "content": prompt}])
+
     def turn_end(self) -> int | None:
         """The special token that closes an assistant's turn, None when the template closes it with text."""
         if self.template is None:

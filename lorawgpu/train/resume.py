@@ -1,4 +1,4 @@
-"""Where a run stands between two steps: to a checkpoint and back, and which checkpoint to continue from."""
+"""Where a run stands between two steps: to a checkpoint and back."""
 
 import hashlib
 import importlib.metadata
@@ -9,20 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu import __version__
-from lorawgpu.data.batch_order import DataState
+from lorawgpu.data.batch_order import State as DataState
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import UserError
 from lorawgpu.gpu.kernel import SHADERS
 from lorawgpu.ops.window import State, pack_state
-from lorawgpu.train.checkpoint import (
-    Snapshot,
-    differences,
-    list_checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    require_same,
-)
-from lorawgpu.train.run_dir import occupied
+from lorawgpu.train.checkpoint import Snapshot, differences, load_checkpoint, require_same
 from lorawgpu.train.setup import Run
 
 # May be changed at a resume, and then change the course of training.
@@ -79,40 +71,6 @@ def environment(device) -> dict[str, str]:
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "wgpu")}
     own = {"lorawgpu": __version__, "kernels": kernels.hexdigest()}
     return own | versions | {"device": device.name, "driver": device.driver}
-
-
-def checkpoint_to_resume(run_folder: Path, choice: str | None, given: Path | None = None) -> Path | None:
-    """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one; a run folder: its newest),
-    or None to start afresh. `given`: the config file.
-
-    UserError when it does not exist, or when starting afresh, or from another place, would mix two runs in one folder
-    or write over files of the user.
-    """
-    if reason := occupied(run_folder, given, resuming=choice is not None):
-        raise UserError(reason)
-    if choice is None:
-        return None
-    path = Path(choice).expanduser().absolute()
-    if choice == "auto" or path.resolve() == run_folder.resolve():
-        return _newest(run_folder)
-    if not path.exists():
-        raise UserError(f"--resume {path}: no such folder; wanted a checkpoint-<step> folder, or auto for the newest")
-    if list_checkpoints(path):
-        path = _newest(path)
-    found = list_checkpoints(run_folder)
-    if found and found[-1].resolve() != path.resolve():
-        raise UserError(
-            f"--resume {choice}: {run_folder} holds {found[-1].name}, which another course of training would mix with; "
-            "choose another output_dir, or move the later checkpoints away"
-        )
-    return path
-
-
-def _newest(run_folder: Path) -> Path | None:
-    newest, found = newest_checkpoint(run_folder), list_checkpoints(run_folder)
-    if found and newest is None:
-        raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
-    return newest
 
 
 def load_snapshot(path: Path) -> Snapshot:

@@ -31,10 +31,10 @@ from lorawgpu.train.summary import plan_of
 
 
 class Trainer:
-    """One run on one engine, from its start or from a snapshot. `given`: the config file, which is never changed."""
+    """One run on one engine, from its start or from a snapshot. `config_path`: its config, never written to."""
 
-    def __init__(self, run: Run, engine: Engine, snapshot=None, given: Path | None = None):
-        self.run, self.engine, self.config, self.given = run, engine, run.config, given
+    def __init__(self, run: Run, engine: Engine, snapshot=None, config_path: Path | None = None):
+        self.run, self.engine, self.config, self.config_path = run, engine, run.config, config_path
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
             self.standing = restore(engine, snapshot) if snapshot else TrainerState()
@@ -54,7 +54,7 @@ class Trainer:
         """
         folder = self.run.folder
         folder.mkdir(parents=True, exist_ok=True)
-        kept = [write_config(folder, self.config.dump_yaml(), self.given), set_metrics_aside(folder)]
+        kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
         log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, loggers)
         if not self.standing.step:
