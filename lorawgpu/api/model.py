@@ -71,8 +71,8 @@ class LoadedModel:
         template: tuple[Path | None, str | None] = (None, None),
         kernels: KernelCache | None = None,
     ):
-        """adapter: (LoraConfig, tensors by PEFT name), as `model.adapter.read_adapter` returns; template: the
-        adapter's folder and the template given, as `generation.text.template_for` takes them."""
+        """adapter: (LoraConfig, tensors by PEFT name), as `lora.peft_dir.read_adapter` returns; template: the
+        adapter's folder and the template given, as `generate.prompts.template_for` takes them."""
         self.device, self.checkpoint, self.config = device, checkpoint, checkpoint.config
         self.kernels = kernels or KernelCache(device)
         self.layout, self.tensors, self.buffers = None, None, None

@@ -47,7 +47,7 @@ class SampleBuffers:
 
 
 def pack_settings(sampling) -> np.ndarray:
-    """The contents of `settings` for a generation.sampling.Sampling, uint32 [7]."""
+    """The contents of `settings` for a generate.sampling.Sampling, uint32 [7]."""
     inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
     log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else LOWEST
     words = struct.pack(
@@ -70,7 +70,7 @@ def seen_bits(ids, vocab: int) -> np.ndarray:
 
 
 def sections_of(sampling) -> tuple:
-    """The sections of `record_sample` that choose a token as a generation.sampling.Sampling says."""
+    """The sections of `record_sample` that choose a token as a generate.sampling.Sampling says."""
     if sampling.greedy:
         return ("peak", "greedy")
     floors = ("top_k",) * (sampling.top_k > 0) + ("top_p",) * (sampling.top_p < 1)
@@ -80,7 +80,7 @@ def sections_of(sampling) -> tuple:
 def record_sample(plan, buffers, logits, rows, state, *, count):
     """Record sections that choose a token for each of `count` rows of logits [count, ld].
 
-    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows` (ops.rows).
+    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows` (ops.decode_state).
     """
     common = {"settings": buffers.settings, "logits": logits, "seen": buffers.seen}
     peaks, floors, drawn = ({name: getattr(buffers, name)} for name in ("peaks", "floors", "drawn"))

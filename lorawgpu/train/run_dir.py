@@ -2,9 +2,9 @@
 
 In the order of a run:
 
-claim                         one process at a time, and a checkpoint that was being replaced is put back
-checkpoint_to_resume          the checkpoint to continue from; UserError if the folder belongs to someone else
-write_config, set_metrics_aside   what a run writes first
+claim                               one process at a time, and a checkpoint that was being replaced is put back
+checkpoint_to_resume                where to continue from; UserError if what is there belongs to another run or the user
+write_config, set_metrics_aside     what a run writes first
 """
 
 import os

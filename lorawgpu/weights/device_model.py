@@ -18,7 +18,7 @@ NORMS = {
 
 @dataclass(frozen=True)
 class Layer:
-    """One block: four fused projections (see adapter_layout.GROUPS) and its norms; BitNet alone has sub-norms."""
+    """One block: four fused projections (see lora.layout.GROUPS) and its norms; BitNet alone has sub-norms."""
 
     index: int
     qkv: Weight  # [q | k | v, C]

@@ -55,7 +55,6 @@ class Checkpoint(ABC):
     config: ModelConfig
     path: Path
     name: str  # what an adapter records as base_model_name_or_path
-    embedding_name = EMBEDDING
 
     @property
     def head_name(self) -> str:
