@@ -80,7 +80,8 @@ def sections_of(sampling) -> tuple:
 def record_sample(plan, buffers, logits, rows, state, *, count):
     """Record sections that choose a token for each of `count` rows of logits [count, ld].
 
-    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows` (ops.decode_state).
+    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows`
+    (ops.decode_state).
     """
     common = {"settings": buffers.settings, "logits": logits, "seen": buffers.seen}
     peaks, floors, drawn = ({name: getattr(buffers, name)} for name in ("peaks", "floors", "drawn"))
