@@ -3,7 +3,7 @@
 In the order of a run:
 
 claim                               one process at a time, and a checkpoint that was being replaced is put back
-checkpoint_to_resume                where to continue from; UserError if the folder holds another run or files of the user
+checkpoint_to_resume                where to continue from; UserError if the folder holds another run or user files
 write_config, set_metrics_aside     what a run writes first
 """
 
