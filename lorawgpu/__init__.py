@@ -1,13 +1,15 @@
 """LoRA fine-tuning with the exact gradient on any GPU that wgpu reaches."""
 
+from lorawgpu.errors import UserError
+
 __version__ = "0.1.0"
-__all__ = ["Sampling", "load"]
+__all__ = ["Sampling", "UserError", "load"]
 
 
 def __getattr__(name: str):
-    """`load` and `Sampling`, found on first use: code that only reads files and data must not need wgpu."""
+    """`load` and `Sampling`, imported on first use: code that only reads files and data must not need wgpu."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lorawgpu.api import model as api
+    from lorawgpu.api import model
 
-    return getattr(api, name)
+    return getattr(model, name)

@@ -79,7 +79,7 @@ def parser_of(command: str, **kwargs) -> Parser:
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """--device; None when not given, so that LORAWGPU_DEVICE and then `auto` decide (gpu.open_device)."""
-    usage = "which adapter to run on (default: $LORAWGPU_DEVICE, then auto)"
+    usage = "which GPU to use (default: $LORAWGPU_DEVICE, then auto)"
     parser.add_argument("--device", metavar="auto|cpu|gpu|INDEX|NAME", help=usage)
 
 

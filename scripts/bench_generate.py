@@ -14,13 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.generate.generator import MOST, Generator
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.gpu.plan import dispatch
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.weights.synthetic import SHAPES, synthetic_model

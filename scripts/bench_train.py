@@ -19,10 +19,11 @@ import numpy as np
 
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.gpu.profile import Clock, profile
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import init_adapter
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.train.step_reports import LateReader

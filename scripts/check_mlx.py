@@ -23,7 +23,8 @@ from lorawgpu.api.model import load
 from lorawgpu.cli import main_of
 from lorawgpu.errors import CheckFailed
 from lorawgpu.export.__main__ import main as export
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes, write_adapter
 from lorawgpu.weights.loader import open_checkpoint
 

@@ -6,8 +6,9 @@ import numpy as np
 
 from lorawgpu.doctor.tiny_models import tiny_config
 from lorawgpu.families.rope import Rope
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.lora.peft_config import LoraConfig
-from lorawgpu.lora.peft_dir import CONFIG_FILE, adapter_shapes
+from lorawgpu.lora.peft_dir import adapter_shapes
 
 MODEL = tiny_config(
     vocab_size=96, hidden=24, width=40, count=3, heads=4, kv_heads=2, head_dim=8, rope=Rope(10000.0),
@@ -23,6 +24,6 @@ def alive(lora=LORA, model=MODEL, seed=0):
 
 
 def edit(folder, **keys):
-    path = folder / CONFIG_FILE
+    path = folder / ADAPTER_CONFIG_FILE
     config = json.loads(path.read_text()) | keys
     path.write_text(json.dumps({key: value for key, value in config.items() if value != "DELETED"}))

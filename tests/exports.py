@@ -14,8 +14,9 @@ from lorawgpu.chat.builtin import CHATML
 from lorawgpu.export import __main__ as command
 from lorawgpu.export.weights_file import write_weights
 from lorawgpu.families.hf import to_hf
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.families.registry import FAMILIES
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import write_adapter
 from lorawgpu.weights.loader import open_checkpoint
 

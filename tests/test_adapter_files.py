@@ -11,8 +11,10 @@ import safetensors.numpy
 from adapters import LORA, MODEL, alive, edit
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
-from lorawgpu.lora.peft_dir import CONFIG_FILE, WEIGHTS_FILE, read_adapter, tensor_names, write_adapter
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, WEIGHTS_FILE
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import read_adapter, tensor_names, write_adapter
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = ["bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense"]
@@ -31,11 +33,11 @@ def test_round_trip_is_exact(tmp_path):
     lora, back = read_adapter(tmp_path / "new" / "folder", MODEL)
     assert lora == LORA and list(back) == list(tensors)
     assert all(back[n].dtype == np.float32 and back[n].tobytes() == tensors[n].tobytes() for n in tensors)
-    assert {p.name for p in (tmp_path / "new" / "folder").iterdir()} == {WEIGHTS_FILE, CONFIG_FILE}
+    assert {p.name for p in (tmp_path / "new" / "folder").iterdir()} == {WEIGHTS_FILE, ADAPTER_CONFIG_FILE}
 
 
 def test_written_config_has_the_long_standing_keys_only(folder):
-    config = json.loads((folder / CONFIG_FILE).read_text())
+    config = json.loads((folder / ADAPTER_CONFIG_FILE).read_text())
     assert set(config) == {
         "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights", "lora_alpha",
         "lora_dropout", "modules_to_save", "peft_type", "r", "target_modules", "task_type",
@@ -50,7 +52,7 @@ def test_keys_that_say_something_are_written_and_read(tmp_path):
     lora = replace(LORA, use_rslora=True, dropout=0.1, rank_pattern={"layers.1.mlp.down_proj": 2}, alpha=8.0,
                    alpha_pattern={"q_proj": 3.0, "down_proj": 0.5})  # fmt: skip
     write_adapter(tmp_path, lora, alive(lora), "base")
-    text = (tmp_path / CONFIG_FILE).read_text()
+    text = (tmp_path / ADAPTER_CONFIG_FILE).read_text()
     assert '"lora_alpha": 8,' in text and '"q_proj": 3\n' in text and "0.5" in text
     assert read_adapter(tmp_path, MODEL)[0] == lora
 
@@ -58,7 +60,7 @@ def test_keys_that_say_something_are_written_and_read(tmp_path):
 def test_two_writes_give_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         write_adapter(tmp_path / name, LORA, alive(), "base")
-    for file in (WEIGHTS_FILE, CONFIG_FILE):
+    for file in (WEIGHTS_FILE, ADAPTER_CONFIG_FILE):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
@@ -217,10 +219,10 @@ def test_damaged_folders(folder):
     (folder / "adapter_model.bin").unlink()
     assert f"{folder}: no {WEIGHTS_FILE}" in message()
     weights.write_bytes(whole)
-    (folder / CONFIG_FILE).write_text("{")
-    assert f"{CONFIG_FILE}: not valid JSON" in message()
-    (folder / CONFIG_FILE).unlink()
-    assert f"{CONFIG_FILE}: no such file" in message()
+    (folder / ADAPTER_CONFIG_FILE).write_text("{")
+    assert f"{ADAPTER_CONFIG_FILE}: not valid JSON" in message()
+    (folder / ADAPTER_CONFIG_FILE).unlink()
+    assert f"{ADAPTER_CONFIG_FILE}: no such file" in message()
     with pytest.raises(UserError, match="no such folder; wanted a PEFT adapter directory"):
         read_adapter(folder / "gone")
 

@@ -9,7 +9,8 @@ from adapters import LORA, MODEL, alive
 
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.errors import UserError
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes, init_adapter, start_adapter, write_adapter
 
 

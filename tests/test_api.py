@@ -9,10 +9,10 @@ import pytest
 from byte_model import CASE
 
 import lorawgpu
-from lorawgpu import Sampling
+from lorawgpu import Sampling, UserError
 from lorawgpu.api import model as api
 from lorawgpu.api.model import Ended
-from lorawgpu.errors import UserError
+from lorawgpu.generate import answer
 
 
 def test_load_is_found_without_wgpu():
@@ -49,7 +49,7 @@ def test_loss_of_text_and_of_conversations(llm):
 
 
 def test_a_list_is_answered_as_its_prompts_are(llm, monkeypatch):
-    monkeypatch.setattr(api, "MAX_ROWS", 2)
+    monkeypatch.setattr(answer, "MAX_ROWS", 2)
     sampling = Sampling(temperature=1.0, seed=2)
     prompts = [f"number {i}" * (1 + i % 3) for i in range(3)]  # more than are decoded at once
     several = llm.generate(prompts, max_new_tokens=6, sampling=sampling)

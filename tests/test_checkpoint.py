@@ -15,11 +15,10 @@ import pytest
 
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE, WEIGHTS_FILE
 from lorawgpu.lora.peft_config import LoraConfig
-from lorawgpu.lora.peft_dir import CONFIG_FILE, WEIGHTS_FILE, read_adapter, tensor_names
+from lorawgpu.lora.peft_dir import read_adapter, tensor_names
 from lorawgpu.train.checkpoint import (
-    OPTIMIZER_FILE,
-    STATE_FILE,
     Snapshot,
     differences,
     list_checkpoints,
@@ -59,7 +58,7 @@ def same(one: Snapshot, other: Snapshot) -> bool:
 def test_round_trip_is_exact(tmp_path):
     saved = save_checkpoint(tmp_path / "run", snapshot(12), "owner/base")
     assert saved == tmp_path / "run" / "checkpoint-12" == newest_checkpoint(tmp_path / "run")
-    assert {p.name for p in saved.iterdir()} == {WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE}
+    assert {p.name for p in saved.iterdir()} == {WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE}
     assert same(load_checkpoint(saved), snapshot(12))
     assert read_adapter(saved)[0] == LORA  # any PEFT loader can use a checkpoint as an adapter
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoint-12"]
@@ -108,7 +107,7 @@ def test_newest_is_by_number_and_passes_over_what_is_broken(tmp_path, caplog):
         (OPTIMIZER_FILE, lambda b: b[:-1] + bytes([b[-1] ^ 1]), f"{OPTIMIZER_FILE} is not the file that was saved"),
         (OPTIMIZER_FILE, lambda b: None, f"{OPTIMIZER_FILE} is missing"),
         (WEIGHTS_FILE, lambda b: b + b"0", f"{WEIGHTS_FILE} is not the file that was saved"),
-        (CONFIG_FILE, lambda b: b"", f"{CONFIG_FILE} is not the file that was saved"),
+        (ADAPTER_CONFIG_FILE, lambda b: b"", f"{ADAPTER_CONFIG_FILE} is not the file that was saved"),
         (STATE_FILE, lambda b: b[: len(b) // 2], "not valid JSON"),
         (STATE_FILE, lambda b: b"[]", "wanted a JSON object"),
         (STATE_FILE, lambda b: b"{}", "not the state of a checkpoint"),
@@ -302,7 +301,7 @@ def test_replace_file_shows_the_old_bytes_or_the_new(tmp_path, monkeypatch):
 def test_state_is_plain_json(tmp_path):
     path = save_checkpoint(tmp_path, snapshot(1), "base")
     state = json.loads((path / STATE_FILE).read_text())
-    assert state["step"] == 1 and state["files"].keys() == {WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE}
+    assert state["step"] == 1 and state["files"].keys() == {WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE}
     with pytest.raises(ValueError, match="JSON"):
         save_checkpoint(tmp_path, replace(snapshot(2), state={"step": 2, "best": float("inf")}), "base")
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]

@@ -16,8 +16,9 @@ from tiny_tokenizer import backend
 
 from lorawgpu.chat.builtin import BITNET, CHATML
 from lorawgpu.export import gguf, mlx, peft
-from lorawgpu.export.source import Source
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.export.source import ExportSource
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import open_checkpoint
 
@@ -70,7 +71,7 @@ def as_llama_cpp(folder, heads=None) -> dict:
 @pytest.mark.parametrize("lora", [LoraConfig(4, 8, LINEAR_MODULES), PECULIAR], ids=["plain", "peculiar"])
 def test_every_format_changes_the_weights_as_peft_says(tmp_path, case, lora):
     adapter = adapter_of(tmp_path / "a", GOLDEN / case, lora)
-    source = Source(adapter, *read_adapter(adapter), "base", open_checkpoint(GOLDEN / case))
+    source = ExportSource(adapter, *read_adapter(adapter), "base", open_checkpoint(GOLDEN / case))
     for form in (peft, mlx, gguf):
         (folder := tmp_path / form.RUNTIME).mkdir()
         form.write(folder, source)

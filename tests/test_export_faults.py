@@ -9,7 +9,7 @@ from exports import BITNET_CASE, DENSE, adapter_of, export
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.export import __main__ as command
 from lorawgpu.export import gguf, mlx, peft
-from lorawgpu.export.effect import LowRank, check_effect, difference, effect_of
+from lorawgpu.export.effect import WeightChange, check_effect, difference, effect_of
 from lorawgpu.export.staging import staged
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import write_adapter
@@ -120,7 +120,9 @@ def test_mlx_cannot_adapt_bitnet_and_peft_is_warned_of_peculiar_settings(tmp_pat
 def test_difference_equals_the_difference_of_whole_matrices():
     rng = np.random.default_rng(0)
     ours, theirs = (
-        LowRank(rng.standard_normal((r, 33)).astype(np.float32), rng.standard_normal((57, r)).astype(np.float32), s)
+        WeightChange(
+            rng.standard_normal((r, 33)).astype(np.float32), rng.standard_normal((57, r)).astype(np.float32), s
+        )
         for r, s in ((4, 2.0), (7, 0.5))
     )
     want = np.linalg.norm(theirs.delta() - ours.delta()) / np.linalg.norm(ours.delta())

@@ -13,9 +13,10 @@ from lorawgpu.errors import UserError
 from lorawgpu.export import merged
 from lorawgpu.export.weights_file import write_weights
 from lorawgpu.families.hf import to_hf
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.families.rope import Rope, rope_settings
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import write_adapter
 from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.tensors import Dense

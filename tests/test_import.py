@@ -15,7 +15,8 @@ from lorawgpu.api.model import LoadedModel
 from lorawgpu.data.batching import flatten
 from lorawgpu.errors import UserError
 from lorawgpu.evaluate.__main__ import main as evaluate
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.reference.model import model_forward
 from lorawgpu.weights.loader import open_checkpoint

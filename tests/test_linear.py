@@ -9,10 +9,11 @@ from gradcheck import relative_error
 from oplab import Lab, normal, pad
 from tiny_model import random_adapter, tiny_config
 
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import Workspace, padded
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.lora import lora_back, lora_backward, lora_down, lora_dropout_back, lora_up

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.ops.hash import random_key
 from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
+from lorawgpu.reference.sample import key_of
 
 KEY = dropout_step_key(42, 1, 0)
 
@@ -26,6 +29,14 @@ def test_dropout_bits_are_pinned():
     mask = dropout_mask(dropout_step_key(seed, step, micro_batch), layer, module, 5, 9, p)
     assert mask.tolist() == np.reshape(kept, (5, 9)).tolist()
     assert KEY.tolist() == [2103649788, 2761610925]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**32 - 1, 2**32, 2**40 + 42, 2**64 - 1])
+def test_host_keys_are_those_of_the_reference(seed):
+    for step, micro_batch in ((1, 0), (7, 3), (2**32 - 1, 2**16)):
+        assert random_key(seed, step, micro_batch) == tuple(dropout_step_key(seed, step, micro_batch).tolist())
+    assert random_key(seed) == tuple(key_of(seed).tolist())
+    assert LINEAR_MODULES == MODULES
 
 
 def test_dropout_prefix_does_not_depend_on_capacity():

@@ -15,7 +15,8 @@ from tiny_run import MODEL, adapter_bytes, byte_model, write_config, write_data
 
 from lorawgpu.chat import template as chat
 from lorawgpu.errors import UserError
-from lorawgpu.files.lock import LOCK_FILE, only_run_in
+from lorawgpu.files.lock import only_run_in
+from lorawgpu.files.run_folder import LOCK_FILE
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
@@ -185,7 +186,7 @@ def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_pa
     monkeypatch.setattr(chat, "datetime", Tomorrow)
     trainer = lab.trainer(write_config(tmp_path, chat_template_jinja=template, max_steps=2, **keys), "auto")
     assert trainer.train() == 0
-    assert lab.trainer(tmp_path / "config.yaml", "auto").run.words.template.now.date() == date.today()
+    assert lab.trainer(tmp_path / "config.yaml", "auto").run.text.template.now.date() == date.today()
 
 
 # What is refused

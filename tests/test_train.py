@@ -272,7 +272,7 @@ def test_sample_prompts_stay_within_the_context(tmp_path, lab, capsys, train_mai
     (model / "config.json").write_text(json.dumps(config))
     asked = {"base_model": str(model), "eval_steps": 2, "max_steps": 2}
     trainer = lab.trainer(write_config(tmp_path, sample_prompts=["a" * 155, "ab"], **asked))
-    assert trainer.samples.decoder.context == 160
+    assert trainer.samples.answerer.decoder(1, 1).context == 160
     assert trainer.train() == 0
     (logged,) = (r["samples"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "samples" in r)
     assert len(logged[0]["text"]) == 6

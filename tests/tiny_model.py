@@ -5,8 +5,9 @@ from dataclasses import replace
 from lorawgpu.data.batching import flatten
 from lorawgpu.doctor.tiny_models import TinyCheckpoint, random_adapter, random_samples, reference_model, tiny_config
 from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.weights.device_model import load_model
 

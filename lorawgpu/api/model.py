@@ -18,16 +18,13 @@ from lorawgpu.data.formats import detect_type
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
-from lorawgpu.generate.decoder import Decoder
-from lorawgpu.generate.generator import Generator
-from lorawgpu.generate.prompts import Prompts, TextStream, template_for
+from lorawgpu.generate.answer import Answerer
+from lorawgpu.generate.prompts import Prompts, template_for
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import Device, KernelCache, open_device
-from lorawgpu.gpu.tensor import padded
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.model.context import AdapterBuffers
-from lorawgpu.ops.matvec import MAX_ROWS
 from lorawgpu.weights.device_model import Model, load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
@@ -74,8 +71,8 @@ class LoadedModel:
         template: tuple[Path | None, str | None] = (None, None),
         kernels: KernelCache | None = None,
     ):
-        """adapter: (LoraConfig, tensors by PEFT name), as `model.adapter.read_adapter` returns; template: the
-        adapter's folder and the template given, as `generation.text.template_for` takes them."""
+        """adapter: (LoraConfig, tensors by PEFT name), as `lora.peft_dir.read_adapter` returns; template: the
+        adapter's folder and the template given, as `generate.prompts.template_for` takes them."""
         self.device, self.checkpoint, self.config = device, checkpoint, checkpoint.config
         self.kernels = kernels or KernelCache(device)
         self.layout, self.tensors, self.buffers = None, None, None
@@ -84,8 +81,8 @@ class LoadedModel:
             self.layout = AdapterLayout(lora, self.config)
             flat = device.upload(self.layout.flatten(self.tensors), label="adapter", kind="adapter")
             self.buffers = AdapterBuffers(self.layout, flat)
-        self._template, self._prompts = template, None
-        self._decoders: dict[bool, Decoder] = {}
+        self._template = template
+        self._answerers: dict[bool, Answerer] = {}
         self._engine: Engine | None = None
 
     @cached_property
@@ -93,23 +90,18 @@ class LoadedModel:
         """The weights on the device, uploaded when they are first needed: a wrong prompt is told before that."""
         return load_model(self.device, self.checkpoint)
 
-    @property
+    @cached_property
     def prompts(self) -> Prompts:
         """Tokenizer and chat template. UserError when the model has no tokenizer."""
-        if self._prompts is None:
-            tokenizer = self.checkpoint.tokenizer()
-            self._prompts = Prompts(tokenizer, template_for(tokenizer, *self._template))
-        return self._prompts
+        tokenizer = self.checkpoint.tokenizer()
+        return Prompts(tokenizer, template_for(tokenizer, *self._template))
 
     def encode(self, prompt: Prompt, raw: bool = False, place: tuple[str, int] = ("prompt", 1)) -> list[int]:
         """Ids of a prompt: text is a user's turn where the model has a chat template, unless it is to be raw.
 
         UserError, with `place`, for what is neither a text nor a conversation of known roles.
         """
-        prompt = messages_of(prompt, raw, place)
-        if isinstance(prompt, str) and (raw or self.prompts.template is None):
-            return self.prompts.raw(prompt)
-        return self.prompts.chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        return self.prompts.ask(messages_of(prompt, raw, place), raw)
 
     def stream(
         self,
@@ -133,16 +125,10 @@ class LoadedModel:
         sampling, max_new_tokens = sampling_of(sampling, settings), whole_number("max_new_tokens", max_new_tokens)
         context = None if context is None else whole_number("context", context)
         ids = self.encode(prompt, raw)
-        decoder = self._decoder(1, [ids], max_new_tokens, use_adapter, context)
-        generator = Generator(decoder, self.prompts.stop_ids(self.config.eos_token_ids))
-        text = TextStream(self.prompts.tokenizer, strip=not raw)
-        for _, token in generator.stream([ids], sampling, max_new_tokens, reuse=reuse):
-            if piece := text.push(token):
-                yield piece
-        if rest := text.finish():
-            yield rest
+        answerer = self._answerer([ids], use_adapter)
+        reason = yield from answerer.stream(ids, sampling, max_new_tokens, context, reuse, strip=not raw)
         if ended:
-            ended.reason = generator.reasons[0]
+            ended.reason = reason
 
     def generate(
         self,
@@ -165,40 +151,22 @@ class LoadedModel:
         sampling, max_new_tokens = sampling_of(sampling, settings), whole_number("max_new_tokens", max_new_tokens)
         several = isinstance(prompt, list) and not is_conversation(prompt)
         asked = [self.encode(p, raw, ("prompt", i)) for i, p in enumerate(prompt if several else [prompt], 1)]
-        answers = []
-        for first in range(0, len(asked), MAX_ROWS):
-            some = asked[first : first + MAX_ROWS]
-            texts, reasons = self._answers(some, first, max_new_tokens, sampling, raw, use_adapter)
-            answers += texts
-            if ended is not None:
-                ended += map(Ended, reasons)
-        return answers if several else answers[0]
+        answers = self._answerer(asked, use_adapter).answers(asked, sampling, max_new_tokens)
+        if ended is not None:
+            ended += (Ended(answer.reason) for answer in answers)
+        texts = [a.text if raw else a.text.removeprefix(" ") for a in answers]
+        return texts if several else texts[0]
 
-    def _answers(self, asked, first, max_new_tokens, sampling, raw, use_adapter) -> tuple[list[str], list]:
-        decoder = self._decoder(len(asked), asked, max_new_tokens, use_adapter, None)
-        generator = Generator(decoder, self.prompts.stop_ids(self.config.eos_token_ids))
-        ids: list[list[int]] = [[] for _ in asked]
-        streams = range(first, first + len(asked))
-        for b, token in generator.stream(asked, sampling, max_new_tokens, streams):
-            ids[b].append(token)
-        texts = [self.prompts.tokenizer.decode(i, skip_special=True) for i in ids]
-        return [t if raw else t.removeprefix(" ") for t in texts], generator.reasons
-
-    def _decoder(self, sequences, asked, max_new_tokens, use_adapter, context) -> Decoder:
-        """A decoder with room for these prompts and their answers; the last one where it is large enough."""
-        use_adapter = use_adapter and self.buffers is not None
-        limit, longest = self.config.max_position_embeddings, max(map(len, asked))
+    def _answerer(self, prompts: list[list[int]], use_adapter: bool) -> Answerer:
+        """Who answers with the adapter, or without. UserError for a prompt beyond the model's context."""
+        longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest > limit:
             raise UserError(f"the prompt has {longest} tokens, the model's context is {limit}: shorten it")
-        wanted = min(limit, context or longest + max_new_tokens)
-        have = self._decoders.get(use_adapter)
-        if have is None or len(have.held) < sequences or have.context < wanted:
-            self._decoders.pop(use_adapter, None)
-            room, count = min(limit, padded(wanted, CONTEXT_STEP)), max(sequences, len(have.held) if have else 1)
-            adapter = self.buffers if use_adapter else None
-            have = Decoder(self.device, self.model, adapter, context=room, sequences=count, kernels=self.kernels)
-            self._decoders[use_adapter] = have
-        return have
+        adapter = self.buffers if use_adapter else None
+        if (key := adapter is not None) not in self._answerers:
+            answerer = Answerer(self.device, self.model, self.prompts, adapter, self.kernels, CONTEXT_STEP)
+            self._answerers[key] = answerer
+        return self._answerers[key]
 
     # Scoring
 

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from lorawgpu.data.batch_order import HEAVIEST, LIGHTEST
 from lorawgpu.data.formats import ALIASES, FORMATS, check_type
-from lorawgpu.lora.peft_config import LINEAR_MODULES
+from lorawgpu.families.modules import LINEAR_MODULES
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from lorawgpu.data.batching import MicroBatch, Source, bucket, flatten
+from lorawgpu.data.batching import MicroBatch, SampleSet, bucket, flatten
 from lorawgpu.errors import UserError
 
 WINDOW_BINS = 128  # a packing window holds so many capacities: its one half-filled bin costs 0.4% on average
@@ -89,7 +89,7 @@ class Batches:
     A weight is how often an epoch sees each sample of its source: 1 once, 2 twice, 0.5 every other epoch.
     """
 
-    def __init__(self, sources: Sequence[Source], settings: BatchSettings, weights: Sequence[float] | None = None):
+    def __init__(self, sources: Sequence[SampleSet], settings: BatchSettings, weights: Sequence[float] | None = None):
         self.sources, self.settings = list(sources), settings
         weights = [1.0] * len(self.sources) if weights is None else list(weights)
         self.offsets = np.concatenate([[0], np.cumsum([len(s) for s in self.sources])]).astype(np.int64)

@@ -30,7 +30,7 @@ class Sample:
         return int(np.count_nonzero(self.labels[1:] != IGNORE))
 
 
-class Source(Protocol):
+class SampleSet(Protocol):
     """Anything that hands out samples by index and knows their lengths without reading them."""
 
     lengths: np.ndarray  # int [samples]
@@ -107,7 +107,7 @@ def token_capacity(micro_batch_size: int, sequence_len: int) -> int:
     return bucket(tokens) if tokens < ALIGN else -(-tokens // ALIGN) * ALIGN
 
 
-def sequential(source: Source, capacity: int) -> Iterator[MicroBatch]:
+def sequential(source: SampleSet, capacity: int) -> Iterator[MicroBatch]:
     """Every sample once, in order, as many to a micro-batch as fit: for evaluation."""
     start = 0
     while start < len(source):

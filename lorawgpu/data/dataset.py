@@ -15,7 +15,7 @@ import numpy as np
 
 from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data import token_store as cache
-from lorawgpu.data.batching import Sample, Source
+from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import CorruptStore
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.find_files import find_files
@@ -57,9 +57,9 @@ class LoadSettings:
 class Data:
     """What a run trains on and is evaluated on. `digest` identifies the exact tokens: a resume needs the same ones."""
 
-    train: list[Source]
+    train: list[SampleSet]
     weights: list[float]
-    validation: Source | None
+    validation: SampleSet | None
     stores: list[TokenStore]  # the training data sets before the held-out split
     counts: Counts
     digest: str
@@ -143,7 +143,7 @@ def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: LoadSet
     return TokenStore(folder, files, keep)
 
 
-def split(stores: Sequence[Source], val_set_size: float, seed: int) -> tuple[list[Source], Source | None]:
+def split(stores: Sequence[SampleSet], val_set_size: float, seed: int) -> tuple[list[SampleSet], SampleSet | None]:
     """Hold out samples, drawn uniformly from all sources by `seed`: (training sources, validation source or None)."""
     if not val_set_size:
         return list(stores), None
@@ -161,7 +161,7 @@ def split(stores: Sequence[Source], val_set_size: float, seed: int) -> tuple[lis
 class Subset:
     """Selected samples of a source."""
 
-    def __init__(self, source: Source, indices: np.ndarray):
+    def __init__(self, source: SampleSet, indices: np.ndarray):
         self.source, self.indices = source, indices
         self.lengths = source.lengths[indices]
 
@@ -178,7 +178,7 @@ class Subset:
 class Concat:
     """Several sources, concatenated."""
 
-    def __init__(self, sources: Sequence[Source]):
+    def __init__(self, sources: Sequence[SampleSet]):
         self.sources = list(sources)
         self.ends = np.cumsum([len(s) for s in sources])
         self.lengths = np.concatenate([s.lengths for s in sources])
@@ -194,7 +194,7 @@ class Concat:
         source, local = self._locate(index)
         return source.place(local)
 
-    def _locate(self, index: int) -> tuple[Source, int]:
+    def _locate(self, index: int) -> tuple[SampleSet, int]:
         number = int(np.searchsorted(self.ends, index, side="right"))
         return self.sources[number], int(index - (self.ends[number - 1] if number else 0))
 

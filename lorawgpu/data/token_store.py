@@ -57,7 +57,7 @@ class Chunk:
 
 
 class TokenStore:
-    """Samples of one data set, in file order, memory-mapped from `folder`. A `Source` for batches.
+    """Samples of one data set, in file order, memory-mapped from `folder`. A `SampleSet` for batches.
 
     `files`: the current path of each file with the digest of its content; the store itself is keyed
     by content alone. Raises CorruptStore if the files do not match their checksums.

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import wgpu
 
 from lorawgpu.doctor.lab import Fault, Lab
 from lorawgpu.errors import DeviceError
-from lorawgpu.gpu import KernelCache, Plan
+from lorawgpu.gpu import GPUError, KernelCache, Plan
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def run_case(device, kernels: KernelCache, case: Case) -> Outcome:
     error, worst, fault = None, "", ""
     try:
         error, worst = measure(case, Lab(plan))
-    except (Fault, DeviceError, wgpu.GPUError, ValueError) as found:  # ValueError: a shader without what its op binds
+    except (Fault, DeviceError, GPUError, ValueError) as found:  # ValueError: a shader without what its op binds
         fault = str(found).strip() or type(found).__name__
     seconds = time.perf_counter() - began
     labels = [record.label for records in plan.sections.values() for record in records]

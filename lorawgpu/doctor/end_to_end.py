@@ -4,21 +4,21 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-import wgpu
 
 from lorawgpu.data.batching import flatten
 from lorawgpu.doctor.check import Outcome
 from lorawgpu.doctor.tiny_models import TinyCheckpoint, random_adapter, random_samples, reference_model, tiny_config
 from lorawgpu.errors import DeviceError
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.generate.decoder import Decoder
-from lorawgpu.gpu import KernelCache
+from lorawgpu.gpu import GPUError, KernelCache
 from lorawgpu.lora.layout import AdapterLayout
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.reference.model import model_forward, train, window_gradients
 from lorawgpu.verify import cases as golden
 from lorawgpu.verify import compare as judging
-from lorawgpu.verify.__main__ import run_case
+from lorawgpu.verify.run import run_case
 from lorawgpu.weights.device_model import load_model
 
 LORA = LoraConfig(4, 8, LINEAR_MODULES)
@@ -73,7 +73,7 @@ def check_training(device, kernels: KernelCache, family: str) -> Iterator[Outcom
     try:
         case = Tiny(family).case()
         checks = judging.compare(case, run_case(device, case, kernels))
-    except (DeviceError, wgpu.GPUError, ValueError) as found:
+    except (DeviceError, GPUError, ValueError) as found:
         yield Outcome(name, "training", None, 0.0, fault=str(found))
         return
     for check in checks:
@@ -87,6 +87,6 @@ def check_decoding(device, kernels: KernelCache, family: str) -> Outcome:
     tolerance = golden.FLIP_TOLERANCE if tiny.config.ternary else golden.TOLERANCE
     try:
         error = judging.relative_error(*tiny.decoded(device, kernels))
-    except (DeviceError, wgpu.GPUError, ValueError) as found:
+    except (DeviceError, GPUError, ValueError) as found:
         return Outcome(name, "decoding", None, tolerance, fault=str(found))
     return Outcome(name, "decoding", error, tolerance, seconds=time.perf_counter() - began)

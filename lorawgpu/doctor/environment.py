@@ -5,12 +5,12 @@ import platform
 import time
 
 import numpy as np
-import wgpu
 
 from lorawgpu import __version__
 from lorawgpu.doctor.check import Outcome
 from lorawgpu.doctor.system import System, card_memory
 from lorawgpu.errors import DeviceError
+from lorawgpu.gpu import GPUError
 from lorawgpu.gpu.device import DEFAULT_LIMITS
 
 PACKAGES = ("numpy", "wgpu", "tokenizers", "jinja2", "pydantic", "gguf", "huggingface_hub", "pyarrow", "zstandard")
@@ -72,6 +72,6 @@ def check_memory(device) -> Outcome:
     try:
         tensor = device.upload(words, label="memory probe", kind="probe")
         error = float((device.read(tensor) != words).mean())
-    except (DeviceError, wgpu.GPUError) as found:
+    except (DeviceError, GPUError) as found:
         fault = str(found)
     return Outcome("memory", f"{size >> 20} MiB and back", error, 0.0, "", fault, time.perf_counter() - began)

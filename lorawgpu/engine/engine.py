@@ -19,10 +19,10 @@ from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepDa
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.model.transformer import infer_forward, transformer_forward
 from lorawgpu.ops.cross_entropy import loss_value
+from lorawgpu.ops.hash import random_key
 from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.ops.window import State, begin_window, end_window, state_buffer, unpack_state
 from lorawgpu.optim.adamw import AdamW
-from lorawgpu.reference.dropout import dropout_step_key
 from lorawgpu.weights.device_model import Model
 
 IGNORED = -1  # a target id that marks an unused row
@@ -216,7 +216,7 @@ class Engine:
             return
         self.write(batch)
         if self.options.dropout:
-            self.device.write(self.step, pack_step(key=dropout_step_key(self.options.seed, step, index)))
+            self.device.write(self.step, pack_step(key=random_key(self.options.seed, step, index)))
         recorded = self.plan("train", batch.capacity)
         recorded.plan.run("forward", *recorded.heads(batch.targets), "backward")
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lorawgpu.data.batching import Source, sequential
+from lorawgpu.data.batching import SampleSet, sequential
 from lorawgpu.engine.engine import Engine
 
 
@@ -22,7 +22,7 @@ class Evaluation:
             return math.inf
 
 
-def evaluate_source(engine: Engine, source: Source) -> Evaluation:
+def evaluate_source(engine: Engine, source: SampleSet) -> Evaluation:
     """Run every sample of `source` once, in order, as many at a time as fit. ValueError when nothing has a target."""
     tokens = 0
     engine.begin()

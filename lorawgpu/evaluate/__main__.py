@@ -19,7 +19,7 @@ from lorawgpu.gpu import device_errors, open_device
 from lorawgpu.lora.base_name import note_other_base
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
-from lorawgpu.train.setup import load_data, words_of_model
+from lorawgpu.train.setup import load_data, text_setup_of_model
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
@@ -62,7 +62,7 @@ def run(argv: list[str]) -> None:
     if lora:
         note_other_base(args.adapter, checkpoint.name)
     config = config_of(args, checkpoint)
-    data = load_data(config, words_of_model(config, checkpoint), purpose="evaluate")
+    data = load_data(config, text_setup_of_model(config, checkpoint), purpose="evaluate")
     if data.counts.truncated or data.counts.dropped or data.counts.boundary_tokens:
         print(summary(data.counts), file=sys.stderr)
     source = Concat(data.train)

@@ -8,7 +8,7 @@ from lorawgpu.cli import add_device_option, main_of, parser_of
 from lorawgpu.errors import UserError
 from lorawgpu.export import gguf, merged, mlx, peft
 from lorawgpu.export.effect import check_effect
-from lorawgpu.export.source import Source, open_source
+from lorawgpu.export.source import ExportSource, open_source
 from lorawgpu.export.staging import file_names, staged
 from lorawgpu.families.registry import FAMILIES
 
@@ -65,7 +65,7 @@ def run(argv: list[str]) -> None:
         print(f"  - {remark}")
 
 
-def check_adapter(folder: Path, source: Source, form, args: Namespace) -> list[str]:
+def check_adapter(folder: Path, source: ExportSource, form, args: Namespace) -> list[str]:
     """Read an adapter back and compare its effect with ours: by matrices, and with a model by logits."""
     effect = form.read(folder, source)
     worst = check_effect(source.effect, effect, args.out)
@@ -75,7 +75,7 @@ def check_adapter(folder: Path, source: Source, form, args: Namespace) -> list[s
     return said + with_device(folder, source, args, lambda probe: probe.adapter(effect))
 
 
-def check_merged(folder: Path, source: Source, args: Namespace) -> list[str]:
+def check_merged(folder: Path, source: ExportSource, args: Namespace) -> list[str]:
     """Read merged weights back and compare them with base and adapter; logits only where it is the same model."""
     said = [f"read back: {merged.check(folder, source)}"]
     if source.config.ternary:
@@ -85,7 +85,7 @@ def check_merged(folder: Path, source: Source, args: Namespace) -> list[str]:
     return said + with_device(folder, source, args, lambda probe: probe.merged(checkpoint))
 
 
-def with_device(folder: Path, source: Source, args: Namespace, judge) -> list[str]:
+def with_device(folder: Path, source: ExportSource, args: Namespace, judge) -> list[str]:
     """What `judge` says of the model on the device, and the sample that is written there."""
     from lorawgpu.export.probe import Probe  # exports without a model need no wgpu
     from lorawgpu.export.sample import write_sample

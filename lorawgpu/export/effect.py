@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import tensor_names
 
 TOLERANCE = 1e-6  # of float32: alpha and a matrix that takes in a factor are rounded once each, 6e-8 relative
@@ -14,7 +15,7 @@ LINEAR = re.compile(rf"model\.layers\.(?P<layer>\d+)\.(?P<path>(self_attn|mlp)\.
 
 
 @dataclass(frozen=True)
-class LowRank:
+class WeightChange:
     """The change of one weight matrix: `scale * b @ a`, a [r, in], b [out, r], its rows in Hugging Face's order."""
 
     a: np.ndarray
@@ -26,7 +27,7 @@ class LowRank:
         return (np.float32(self.scale) * self.b) @ self.a
 
 
-def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, LowRank]:
+def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, WeightChange]:
     """The change of every adapted linear, by module path. UserError for a module that is no linear of a layer."""
     effect = {}
     for module in dict.fromkeys(name.removeprefix("base_model.model.").split(".lora_")[0] for name in tensors):
@@ -36,11 +37,11 @@ def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, Low
                 "(other runtimes refuse them too where the head is the embedding)"
             )
         a, b = tensor_names(module)
-        effect[module] = LowRank(tensors[a], tensors[b], lora.scale(module))
+        effect[module] = WeightChange(tensors[a], tensors[b], lora.scale(module))
     return effect
 
 
-def as_tensors(lora: LoraConfig, effect: dict[str, LowRank]) -> dict[str, np.ndarray]:
+def as_tensors(lora: LoraConfig, effect: dict[str, WeightChange]) -> dict[str, np.ndarray]:
     """PEFT tensors that have this effect under the ranks and scales of `lora`.
 
     What lies beyond a rank is left out: some formats fill up, and `check_effect` sees whether that is all 0.
@@ -60,7 +61,7 @@ def one_scale(scales: dict[str, float]) -> tuple[float, dict[str, float]]:
     return common, {module: scale / common for module, scale in scales.items()}
 
 
-def difference(ours: LowRank, theirs: LowRank) -> float:
+def difference(ours: WeightChange, theirs: WeightChange) -> float:
     """||theirs - ours|| / ||ours|| of the changes, Frobenius; the numerator alone where ours is 0.
 
     [out, in] is never built: ||P Q|| = ||R_P R_Q^T|| with P = [s B, -s' B'], Q^T = [A; A'] and the R of their QR.
@@ -81,7 +82,7 @@ def _norm(b: np.ndarray, a: np.ndarray) -> float:
     return float(np.linalg.norm(np.linalg.qr(b, "r") @ np.linalg.qr(a.T, "r").T))
 
 
-def check_effect(ours: dict[str, LowRank], theirs: dict[str, LowRank], where: str) -> float:
+def check_effect(ours: dict[str, WeightChange], theirs: dict[str, WeightChange], where: str) -> float:
     """The largest `difference`. CheckFailed, naming the module, when it is more than rounding or one has no partner."""
     if odd := sorted(ours.keys() ^ theirs.keys()):
         raise CheckFailed(f"{where}, read back: {odd[0]} is in one of the adapter and the export only")

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.errors import UserError
-from lorawgpu.export.effect import LINEAR, LowRank, one_scale
-from lorawgpu.export.source import Source
+from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
+from lorawgpu.export.source import ExportSource
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.gguf import GgufFile
 from lorawgpu.weights.gguf_checkpoint import hf_name, permuted_heads, unpermute
@@ -21,7 +21,7 @@ RUNTIME = "llama.cpp"
 FILE = "adapter.gguf"
 
 
-def arch_of(source: Source, arch: str | None) -> str:
+def arch_of(source: ExportSource, arch: str | None) -> str:
     """The `general.architecture` to write. UserError for one that is not of this base model."""
     known = FAMILIES[source.config.family].gguf.archs
     if arch is not None and arch not in known:
@@ -29,7 +29,7 @@ def arch_of(source: Source, arch: str | None) -> str:
     return arch or known[0]
 
 
-def write(folder: Path, source: Source, arch: str | None = None) -> None:
+def write(folder: Path, source: ExportSource, arch: str | None = None) -> None:
     import gguf
 
     names = {path: name for name, path in FAMILIES[source.config.family].gguf.layer_names.items()}
@@ -62,11 +62,11 @@ def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, out // heads // 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def _heads(source: Source, module: str) -> int:
+def _heads(source: ExportSource, module: str) -> int:
     return permuted_heads(module, source.config, FAMILIES[source.config.family])
 
 
-def read(folder: Path, source: Source) -> dict[str, LowRank]:
+def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
     file = GgufFile(folder / FILE)
     alpha, effect = file.metadata["adapter.lora.alpha"], {}
     for name in file.tensors:
@@ -76,11 +76,11 @@ def read(folder: Path, source: Source) -> dict[str, LowRank]:
             module = hf_name(base, FAMILIES[source.config.family]).removesuffix(".weight")
             if heads := _heads(source, module):
                 b = unpermute(b, heads)
-            effect[module] = LowRank(a, b, alpha / b.shape[1])
+            effect[module] = WeightChange(a, b, alpha / b.shape[1])
     return effect
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: ExportSource) -> list[str]:
     found = []
     if source.config.layers[0].mlp.act == "relu2":
         found += [

@@ -6,10 +6,10 @@ from pathlib import Path
 from lorawgpu.errors import CheckFailed
 from lorawgpu.families.hf import to_hf
 from lorawgpu.families.registry import FAMILIES
+from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 
-TEMPLATE_FILE = "chat_template.jinja"
 TORCH_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 PROBE = "Hello, world! 1234 naïve café\n\n  def f(x): return x**2  # 日本語 <|im_end|>"
 
@@ -43,7 +43,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
     }
     if tokenizer.chat_template is not None:
         config["chat_template"] = tokenizer.chat_template
-        (folder / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8")
+        (folder / CHAT_TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8")
     _write(folder / "tokenizer_config.json", config)
     again = Tokenizer.from_hf_folder(folder)
     for special in (False, True):

@@ -15,12 +15,11 @@ import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.export.hf_files import write_hf_files
-from lorawgpu.export.source import Source
+from lorawgpu.export.source import ExportSource
 from lorawgpu.export.weights_file import read_weights, write_weights
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.rope import Rope
 from lorawgpu.files.untrusted import read_json_object
-from lorawgpu.reference.ternary import ternary_unpack
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
 from lorawgpu.weights.tensors import Dense, is_linear
@@ -31,7 +30,7 @@ HALF_STEP = {"bf16": (2.0**-8, 2.0**-134), "f16": (2.0**-11, 2.0**-25), "f32": (
 BESIDE = {".json", ".jinja", ".txt", ".model", ".md", ".py", ""}  # what a model folder holds that is no weights
 
 
-def check_mergeable(source: Source, dequantise: bool) -> None:
+def check_mergeable(source: ExportSource, dequantise: bool) -> None:
     """UserError, with the reason, where merging makes no sense."""
     if source.config.ternary and not dequantise:
         raise UserError(
@@ -43,12 +42,12 @@ def check_mergeable(source: Source, dequantise: bool) -> None:
         raise UserError("--dequantize is for ternary bases; this one is dense: leave it out")
 
 
-def what(source: Source) -> str:
+def what(source: ExportSource) -> str:
     """The export in a few words: a ternary base's is no model to serve."""
     return "merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY" if source.config.ternary else "merged"
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     write_weights(folder, merged_tensors(source))
     if isinstance(source.checkpoint, GgufCheckpoint):
         write_hf_files(folder, source.checkpoint)
@@ -63,7 +62,7 @@ def write(folder: Path, source: Source) -> None:
         (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
 
 
-def merged_tensors(source: Source) -> Iterator[tuple[str, Dense]]:
+def merged_tensors(source: ExportSource) -> Iterator[tuple[str, Dense]]:
     """All tensors of the merged model, one at a time. CheckFailed for a value that its dtype cannot hold."""
     for name in source.checkpoint.keys():
         base = _base(source, name)
@@ -75,11 +74,11 @@ def merged_tensors(source: Source) -> Iterator[tuple[str, Dense]]:
         yield name, base
 
 
-def _base(source: Source, name: str) -> Dense:
+def _base(source: ExportSource, name: str) -> Dense:
     if not (source.config.ternary and is_linear(name)):
         return source.checkpoint.dense(name)
     ternary = source.checkpoint.ternary(name)
-    return narrow(ternary_unpack(ternary.packed, ternary.out).astype(np.float32) * np.float32(ternary.scale), "bf16")
+    return narrow(ternary.values().astype(np.float32) * np.float32(ternary.scale), "bf16")
 
 
 def narrow(values: np.ndarray, dtype: str) -> Dense:
@@ -91,7 +90,7 @@ def narrow(values: np.ndarray, dtype: str) -> Dense:
     return Dense(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), dtype)
 
 
-def check(folder: Path, source: Source) -> str:
+def check(folder: Path, source: ExportSource) -> str:
     """Compare what is on disk with base + change; says how much of the adapter the rounding takes. CheckFailed."""
     stored, kept, lost = read_weights(folder), 0.0, 0.0
     names = source.checkpoint.keys()
@@ -121,7 +120,7 @@ def check(folder: Path, source: Source) -> str:
     )
 
 
-def reopen(folder: Path, source: Source) -> HfFolder:
+def reopen(folder: Path, source: ExportSource) -> HfFolder:
     """The export as a checkpoint of its own. CheckFailed when it is another model than the base."""
     checkpoint = HfFolder(folder, str(folder))
     if not _same_model(checkpoint.config, source.config):
@@ -143,7 +142,7 @@ def _same_model(a: ModelConfig, b: ModelConfig) -> bool:
     return same and all(map(partial(np.allclose, rtol=1e-6, atol=0), frequencies(a), frequencies(b)))
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: ExportSource) -> list[str]:
     if source.config.ternary:
         return [
             "these bf16 weights are not the model that was trained: good to evaluate the adapter's effect elsewhere, "

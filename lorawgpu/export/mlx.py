@@ -13,23 +13,24 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from lorawgpu.export.effect import LINEAR, LowRank, one_scale
-from lorawgpu.export.source import Source
+from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
+from lorawgpu.export.source import ExportSource
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import read_json_object
 
 RUNTIME = "mlx-lm"
-WEIGHTS_FILE, CONFIG_FILE = "adapters.safetensors", "adapter_config.json"
+MLX_WEIGHTS_FILE = "adapters.safetensors"
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     scale, rest = one_scale(source.scales)
     rank = max(len(change.a) for change in source.effect.values())
     tensors = {}
     for module, change in source.effect.items():
         tensors[f"{module}.lora_a"] = _filled(change.a, rank).T.copy()
         tensors[f"{module}.lora_b"] = _filled(change.b.T * rest[module], rank)
-    (folder / WEIGHTS_FILE).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "mlx"}))
+    (folder / MLX_WEIGHTS_FILE).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "mlx"}))
     config = {
         "fine_tune_type": "lora",
         "model": source.base_name,
@@ -41,7 +42,7 @@ def write(folder: Path, source: Source) -> None:
             "keys": sorted({LINEAR.fullmatch(module)["path"] for module in source.effect}),
         },
     }
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _filled(matrix: np.ndarray, rank: int) -> np.ndarray:
@@ -51,14 +52,14 @@ def _filled(matrix: np.ndarray, rank: int) -> np.ndarray:
     return filled
 
 
-def read(folder: Path, source: Source) -> dict[str, LowRank]:
-    scale = read_json_object(folder / CONFIG_FILE)["lora_parameters"]["scale"]
-    file = SafetensorsFile(folder / WEIGHTS_FILE)
+def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
+    scale = read_json_object(folder / ADAPTER_CONFIG_FILE)["lora_parameters"]["scale"]
+    file = SafetensorsFile(folder / MLX_WEIGHTS_FILE)
     modules = [re.fullmatch(r"(.+)\.lora_a", name)[1] for name in file.entries if name.endswith(".lora_a")]
-    return {m: LowRank(file.read(f"{m}.lora_a").T, file.read(f"{m}.lora_b").T, scale) for m in modules}
+    return {m: WeightChange(file.read(f"{m}.lora_a").T, file.read(f"{m}.lora_b").T, scale) for m in modules}
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: ExportSource) -> list[str]:
     found = []
     ternary = source.ternary
     if ternary is None or ternary:

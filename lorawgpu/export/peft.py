@@ -2,22 +2,22 @@
 
 from pathlib import Path
 
-from lorawgpu.export.effect import LowRank, effect_of
-from lorawgpu.export.source import Source
+from lorawgpu.export.effect import WeightChange, effect_of
+from lorawgpu.export.source import ExportSource
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 
 RUNTIME = "PEFT"
 
 
-def write(folder: Path, source: Source) -> None:
+def write(folder: Path, source: ExportSource) -> None:
     write_adapter(folder, source.lora, source.tensors, source.base_name)
 
 
-def read(folder: Path, source: Source) -> dict[str, LowRank]:
+def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
     return effect_of(*read_adapter(folder, source.config))
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: ExportSource) -> list[str]:
     found = []
     if source.peculiar:
         found.append(

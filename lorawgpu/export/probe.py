@@ -5,8 +5,8 @@ import numpy as np
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.errors import CheckFailed
-from lorawgpu.export.effect import LowRank, as_tensors
-from lorawgpu.export.source import Source
+from lorawgpu.export.effect import WeightChange, as_tensors
+from lorawgpu.export.source import ExportSource
 from lorawgpu.gpu import KernelCache
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.weights.device_model import load_model
@@ -19,7 +19,7 @@ DENSE_TOLERANCE, TERNARY_TOLERANCE = 1e-4, 5e-2
 class Probe:
     """The base with our adapter on a device, and its logits of the fixed input with and without it."""
 
-    def __init__(self, source: Source, device, kernels=None):
+    def __init__(self, source: ExportSource, device, kernels=None):
         self.source, self.device, self.kernels = source, device, kernels or KernelCache(device)
         self.model = load_model(device, source.checkpoint)
         layout = AdapterLayout(source.lora, source.config)
@@ -38,7 +38,7 @@ class Probe:
         ids = (np.arange(TOKENS) * 7919 % self.source.config.vocab_size).astype(np.int32)
         return engine.logits(flatten([Sample(ids, ids)], TOKENS), np.arange(TOKENS))
 
-    def adapter(self, effect: dict[str, LowRank]) -> str:
+    def adapter(self, effect: dict[str, WeightChange]) -> str:
         """Run with what was read back, and say how far it is from ours. CheckFailed when that is too much."""
         self.engine.load("params", as_tensors(self.source.lora, effect))
         theirs = self._logits(self.engine)

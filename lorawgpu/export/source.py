@@ -8,19 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.errors import UserError
-from lorawgpu.export.effect import LowRank, effect_of
+from lorawgpu.export.effect import WeightChange, effect_of
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.hub import is_hub_name
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.lora.peft_config import LoraConfig
-from lorawgpu.lora.peft_dir import CONFIG_FILE, read_adapter
+from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
 SOUNDS_TERNARY = re.compile(r"bitnet|1\.58|ternary|1bit", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """An adapter as read; `checkpoint` is None where no base model was given and none is needed."""
 
     folder: Path
@@ -46,7 +47,7 @@ class Source:
             return None
 
     @cached_property
-    def effect(self) -> dict[str, LowRank]:
+    def effect(self) -> dict[str, WeightChange]:
         return effect_of(self.lora, self.tensors)
 
     @cached_property
@@ -61,24 +62,24 @@ class Source:
         return [name for name in settings if getattr(self.lora, name)]
 
 
-def open_source(adapter: str, model: str | None, needs_model: bool) -> Source:
+def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSource:
     """Read the adapter, and open the base: `model`, or if it is needed the one that the adapter names.
 
     UserError for what cannot be read, does not fit together, or is missing.
     """
     folder = Path(adapter)
     lora, tensors = read_adapter(folder)
-    named = read_json_object(folder / CONFIG_FILE).get("base_model_name_or_path")
+    named = read_json_object(folder / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
     named = named if isinstance(named, str) else ""
     if model is None and needs_model:
         model = named
         if not named:
             raise UserError(f"{folder}: names no base model, and this export needs one; give it with --model")
     if model is None:
-        return Source(folder, lora, tensors, named, None)
+        return ExportSource(folder, lora, tensors, named, None)
     try:
         checkpoint = open_checkpoint(model)
     except UserError as error:
         raise UserError(f"the base model {model}: {error}") from None
     lora, tensors = read_adapter(folder, checkpoint.config)
-    return Source(folder, lora, tensors, named or checkpoint.name, checkpoint)
+    return ExportSource(folder, lora, tensors, named or checkpoint.name, checkpoint)

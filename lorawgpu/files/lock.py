@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.run_folder import LOCK_FILE
 
-LOCK_FILE = ".lock"
 _log = logging.getLogger(__name__)
 
 

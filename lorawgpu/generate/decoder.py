@@ -14,7 +14,6 @@ from lorawgpu.errors import UserError
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import KernelCache, Plan, Workspace
-from lorawgpu.gpu.plan import dispatch
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.decode import Scratch, decode_forward, decode_head, decodes
@@ -195,7 +194,7 @@ class Decoder:
         self.device.write(self.buffers.settings, pack_settings(sampling))
         for b in range(count):
             bits = seen_bits(self.held[b], self.buffers.vocab)
-            self.device.queue.write_buffer(self.buffers.seen.buffer, b * bits.nbytes, bits)
+            self.device.write_at(self.buffers.seen, b * bits.size, bits)
 
     def records(self, count: int, sampling: Sampling) -> list:
         """The dispatches that choose a token for each of `count` sequences and feed it."""
@@ -206,16 +205,11 @@ class Decoder:
         """Commands that choose and feed `tokens` tokens, at most RING, for each of `count` sequences."""
         if not 0 < tokens <= RING:
             raise ValueError(f"{tokens} tokens at once; from 1 to {RING}")
-        encoder = self.device.wgpu.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        for record in self.records(count, sampling) * tokens:
-            dispatch(compute, record)
-        compute.end()
-        return encoder.finish()
+        return self.step_plan(count).encode(self.records(count, sampling) * tokens)
 
     def submit(self, commands) -> None:
         """Start what `encode` returned. It does not wait."""
-        self.device.queue.submit([commands])
+        self.device.submit(commands)
 
     def chosen(self, count: int, first: int, tokens: int) -> np.ndarray:
         """Tokens from number `first` on, u32 [count, tokens]; waits. 0xffffffff where a value was not finite."""

@@ -7,11 +7,11 @@ from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
 from lorawgpu.config.schema import load_config
 from lorawgpu.errors import UserError
+from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, RUN_CONFIG_FILE
 from lorawgpu.tokenizer.hf import Tokenizer
 
 MARK = "\ue000"  # a private character: no template changes it
 CUT = "\ufffd"  # what bytes decode to that end inside a character
-TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "config.yaml"
 
 
 def template_for(tokenizer: Tokenizer, adapter: Path | None = None, given: str | None = None) -> ChatTemplate | None:
@@ -25,11 +25,11 @@ def template_for(tokenizer: Tokenizer, adapter: Path | None = None, given: str |
 
 def _of_run(adapter: Path) -> tuple[str | None, str | None]:
     """Name or text of the template of the run that made an adapter, or whose checkpoint it is."""
-    if (adapter / TEMPLATE_FILE).is_file():
-        return None, str(adapter / TEMPLATE_FILE)
+    if (adapter / CHAT_TEMPLATE_FILE).is_file():
+        return None, str(adapter / CHAT_TEMPLATE_FILE)
     for folder in (adapter, adapter.parent):
-        if (folder / CONFIG_FILE).is_file():
-            config = load_config(folder / CONFIG_FILE)
+        if (folder / RUN_CONFIG_FILE).is_file():
+            config = load_config(folder / RUN_CONFIG_FILE)
             return config.chat_template, config.chat_template_jinja
     return None, None
 
@@ -59,6 +59,14 @@ class Prompts:
         if self.template is None:
             raise UserError("this model has no chat template: ask with --raw, or name one with --chat-template")
         return self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True).rstrip(" "))
+
+    def ask(self, prompt: str | list[dict], raw: bool = False) -> list[int]:
+        """Ids of a conversation, or of a text: a user's turn where there is a template, unless it is to be raw."""
+        if isinstance(prompt, list):
+            return self.chat(prompt)
+        if raw or self.template is None:
+            return self.raw(prompt)
+        return self.chat([{"role": "user", "content": prompt}])
 
     def turn_end(self) -> int | None:
         """The special token that closes an assistant's turn, None when the template closes it with text."""

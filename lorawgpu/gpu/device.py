@@ -40,6 +40,8 @@ CURES = {  # of a buffer that is too large, by its kind
 BINDING_CEILING = (2 << 30) - 4  # naga indexes in u32 bytes; some drivers misbehave beyond
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+UNIFORM = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+GPUError = wgpu.GPUError
 _RANK = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
 INSTALL_HINT = (
     "install a Vulkan driver (Debian/Ubuntu: `apt-get install mesa-vulkan-drivers libvulkan1`, which also brings "
@@ -180,6 +182,10 @@ class Device:
         t = Tensor(None, tuple(shape), dtype, 0, label)
         return Tensor(self.buffer(t.nbytes, label, kind), t.shape, dtype, 0, label)
 
+    def uniform(self, words: int, label: str, kind: str) -> Tensor:
+        """A zeroed uniform of so many u32 words, in a buffer of its own."""
+        return Tensor(self.buffer(4 * words, label, kind, UNIFORM), (words,), "u32", 0, label)
+
     def upload(self, array: np.ndarray, dtype=None, label="", kind="other") -> Tensor:
         """A tensor holding `array`; the dtype follows the array's unless given (bf16 travels as uint16)."""
         dtype = dtype or next(k for k, v in DTYPES.items() if np.dtype(v) == array.dtype)
@@ -189,16 +195,26 @@ class Device:
 
     def write(self, tensor: Tensor, array: np.ndarray):
         """Copy `array` (same element count and item size) into `tensor`."""
+        if np.size(array) != tensor.size:
+            raise ValueError(f"{tensor.label}: cannot write an array of shape {np.shape(array)} into {tensor.shape}")
+        self.write_at(tensor, 0, array)
+
+    def write_at(self, tensor: Tensor, start: int, array: np.ndarray):
+        """Copy `array` (same item size) into the elements of `tensor` from number `start` on, a multiple of 4 bytes."""
         array = np.ascontiguousarray(array)
         want = np.dtype(DTYPES[tensor.dtype])
-        if array.dtype.itemsize != want.itemsize or array.size != tensor.size:
+        if array.dtype.itemsize != want.itemsize or not 0 <= start <= tensor.size - array.size:
             raise ValueError(
-                f"{tensor.label}: cannot write {array.dtype}{array.shape} into {tensor.dtype}{tensor.shape}"
+                f"{tensor.label}: cannot write {array.dtype}{array.shape} into {tensor.dtype}{tensor.shape} at {start}"
             )
         data = array.reshape(-1).view(np.uint8)
         if data.size % 4:
             data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
-        self.queue.write_buffer(tensor.buffer, tensor.offset, data)
+        self.queue.write_buffer(tensor.buffer, tensor.offset + start * want.itemsize, data)
+
+    def submit(self, commands):
+        """Start what `Plan.encode` returned. It does not wait."""
+        self.queue.submit([commands])
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """A copy of `tensor` on the host; waits for all work submitted before."""

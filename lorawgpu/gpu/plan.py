@@ -3,6 +3,7 @@
 Nothing is created while it runs: pipelines, bind groups and the uniforms of each record are baked when it is recorded.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import wgpu
@@ -125,23 +126,29 @@ class Plan:
 
     def run(self, *names: str):
         """Replay sections in order, in as few submits as `flops_per_submit` and RECORDS_PER_SUBMIT allow."""
-        encoder = compute = None
-        pending, count = 0.0, 0
-        for name in names:
-            for r in self.sections[name]:
-                full = pending + r.flops > self.flops_per_submit or count >= RECORDS_PER_SUBMIT
-                if compute is not None and full:
-                    compute.end()
-                    self.device.queue.submit([encoder.finish()])
-                    compute = None
-                if compute is None:
-                    encoder = self.device.wgpu.create_command_encoder()
-                    compute, pending, count = self.begin_pass(encoder), 0.0, 0
-                dispatch(compute, r)
-                pending, count = pending + r.flops, count + 1
-        if compute is not None:
-            compute.end()
-            self.device.queue.submit([encoder.finish()])
+        for records in self._submits(names):
+            self.device.submit(self.encode(records))
+
+    def encode(self, records: Iterable[Record]):
+        """The commands of one submit: `records`, of any plan of this device, in one pass."""
+        encoder = self.device.wgpu.create_command_encoder()
+        compute = self.begin_pass(encoder)
+        for record in records:
+            dispatch(compute, record)
+        compute.end()
+        return encoder.finish()
+
+    def _submits(self, names: Iterable[str]) -> Iterator[list[Record]]:
+        """The records of sections, cut into the lists that one submit holds; none is empty."""
+        records, flops = [], 0.0
+        for record in (record for name in names for record in self.sections[name]):
+            if records and (flops + record.flops > self.flops_per_submit or len(records) >= RECORDS_PER_SUBMIT):
+                yield records
+                records, flops = [], 0.0
+            records.append(record)
+            flops += record.flops
+        if records:
+            yield records
 
 
 class _Section:

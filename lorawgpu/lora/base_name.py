@@ -4,8 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.untrusted import brief, read_json_object
-from lorawgpu.lora.peft_dir import CONFIG_FILE
 
 _ENDINGS = re.compile(
     r"(\.gguf|\.safetensors|-\d{5}-of-\d{5}"
@@ -22,7 +22,7 @@ def note_other_base(adapter: str | Path, model: str) -> None:
 
     UserError if that file cannot be read.
     """
-    base = read_json_object(Path(adapter) / CONFIG_FILE).get("base_model_name_or_path")
+    base = read_json_object(Path(adapter) / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
     if not isinstance(base, str) or len(base) > _MAX_NAME:
         return
     wanted, got = plain_name(base), plain_name(model)

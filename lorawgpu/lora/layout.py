@@ -18,7 +18,7 @@ RANK_PAD = 4
 
 
 @dataclass(frozen=True)
-class Slot:
+class AdapterSlot:
     """One tensor: `shape` as PEFT has it, `stored` with its padding, `start` in elements of the flat buffers."""
 
     name: str
@@ -28,7 +28,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Path:
+class LoraPath:
     """The adapter of one linear: its place among the group's linears and columns, and its two tensors."""
 
     index: int  # in GROUPS[group]
@@ -38,8 +38,8 @@ class Path:
     rank: int  # padded
     h: int  # its first column in the group's down-projection
     scale: float
-    a: Slot
-    b: Slot
+    a: AdapterSlot
+    b: AdapterSlot
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class AdapterLayout:
                 if layout := self._group(layer, group):
                     self.groups[layer, group] = layout
 
-    def _slot(self, name: str, stored: tuple) -> Slot:
-        slot = Slot(name, self.shapes[name], stored, self.size)
+    def _slot(self, name: str, stored: tuple) -> AdapterSlot:
+        slot = AdapterSlot(name, self.shapes[name], stored, self.size)
         self.slots[name], self.size = slot, self.size + stored[0] * stored[1]
         return slot
 
@@ -101,7 +101,9 @@ class AdapterLayout:
         paths, h = [], 0
         for i, m, _ in present:
             paths.append(
-                Path(i, m.rsplit(".", 1)[1], sum(widths[:i]), widths[i], ranks[m], h, self.lora.scale(m), a[m], b[m])
+                LoraPath(
+                    i, m.rsplit(".", 1)[1], sum(widths[:i]), widths[i], ranks[m], h, self.lora.scale(m), a[m], b[m]
+                )
             )
             h += ranks[m]
         return GroupLayout(layer, group, tuple(paths), tuple(np.cumsum(widths).tolist())) if paths else None
@@ -120,15 +122,15 @@ class AdapterLayout:
         for name, slot in self.slots.items():
             if tensors[name].shape != slot.shape:
                 raise ValueError(f"{name}: got {tensors[name].shape}, wanted {slot.shape}")
-            self._window(flat, slot)[:] = tensors[name]
+            self._view(flat, slot)[:] = tensors[name]
         return flat
 
     def unflatten(self, flat: np.ndarray) -> dict:
         """The flat buffer -> PEFT tensors by name, in layout order."""
-        return {name: self._window(flat, slot).copy() for name, slot in self.slots.items()}
+        return {name: self._view(flat, slot).copy() for name, slot in self.slots.items()}
 
     @staticmethod
-    def _window(flat: np.ndarray, slot: Slot) -> np.ndarray:
+    def _view(flat: np.ndarray, slot: AdapterSlot) -> np.ndarray:
         rows, columns = slot.stored
         stored = flat[slot.start : slot.start + rows * columns].reshape(rows, columns)
         return stored[: slot.shape[0], : slot.shape[1]]

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorawgpu.errors import UserError
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.files.untrusted import brief, read_json_object
-from lorawgpu.reference.dropout import MODULES
-
-LINEAR_MODULES = MODULES  # `all-linear`
 
 # Keys without effect on what the adapter computes, except together with others that are rejected.
 _NO_EFFECT = {

@@ -15,16 +15,16 @@ import safetensors.numpy
 
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.dtypes import DENSE_TYPES, widen
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig, lora_config_json, matches, read_lora_config
-from lorawgpu.weights.tensors import widen
+from lorawgpu.lora.peft_config import LoraConfig, lora_config_json, matches, read_lora_config
 
-WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 GGUF_HINT = "that is a GGUF adapter for llama.cpp; use the PEFT folder it was exported from"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
-_DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 def tensor_names(module: str) -> tuple[str, str]:
@@ -84,7 +84,7 @@ def write_adapter(folder: str | Path, lora: LoraConfig, tensors: dict[str, np.nd
     as_float32 = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
     # transformers rejects files without this metadata
     replace_file(folder / WEIGHTS_FILE, safetensors.numpy.save(as_float32, metadata={"format": "pt"}))
-    replace_file(folder / CONFIG_FILE, lora_config_json(lora, base_model_name))
+    replace_file(folder / ADAPTER_CONFIG_FILE, lora_config_json(lora, base_model_name))
 
 
 def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[LoraConfig, dict[str, np.ndarray]]:
@@ -97,7 +97,7 @@ def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[
     folder = path.parent
     file = SafetensorsFile(path)
     modules = dict.fromkeys(match["module"] for name in file.entries if (match := _KEY.fullmatch(name)))
-    lora = read_lora_config(folder / CONFIG_FILE, list(modules))  # first: its errors are clearer
+    lora = read_lora_config(folder / ADAPTER_CONFIG_FILE, list(modules))  # first: its errors are clearer
     tensors = _read_tensors(file)
     if model is not None:
         shapes = _checked_shapes(path, lora, tensors, model)
@@ -109,11 +109,11 @@ def _weights_of(folder: str | Path) -> Path:
     """The weights file of a PEFT directory. UserError, saying what the folder seems to be instead, if there is none."""
     name, folder = str(folder), Path(folder)
     if not name:
-        raise UserError(f"the adapter's name is empty; wanted a PEFT adapter directory, with {CONFIG_FILE}")
+        raise UserError(f"the adapter's name is empty; wanted a PEFT adapter directory, with {ADAPTER_CONFIG_FILE}")
     if folder.suffix == ".gguf" and folder.is_file():
         raise UserError(f"{folder}: {GGUF_HINT}")
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, with {CONFIG_FILE}")
+        raise UserError(f"{folder}: no such folder; wanted a PEFT adapter directory, with {ADAPTER_CONFIG_FILE}")
     if (folder / WEIGHTS_FILE).exists():
         return folder / WEIGHTS_FILE
     if (folder / "adapter_model.bin").exists():
@@ -139,10 +139,10 @@ def _read_tensors(file: SafetensorsFile) -> dict[str, np.ndarray]:
     for name, entry in file.entries.items():
         if not _KEY.fullmatch(name):
             raise UserError(f"{path}: {brief(name)} is not a LoRA tensor of a linear layer; not supported")
-        if entry.dtype not in _DTYPES or len(entry.shape) != 2:
+        if entry.dtype not in DENSE_TYPES or len(entry.shape) != 2:
             got = f"{entry.dtype} {list(entry.shape)}"
             raise UserError(f"{path}: {brief(name)} is {got}; wanted an F32, F16 or BF16 matrix")
-        tensors[name] = widen(file.read(name), _DTYPES[entry.dtype])
+        tensors[name] = widen(file.read(name), DENSE_TYPES[entry.dtype])
         if not np.isfinite(tensors[name]).all():
             raise UserError(f"{path}: {brief(name)} has non-finite values: its training diverged")
     if not tensors:
@@ -155,7 +155,7 @@ def _checked_shapes(path: Path, lora: LoraConfig, tensors: dict[str, np.ndarray]
     try:
         shapes = adapter_shapes(lora, model)
     except UserError as error:
-        raise UserError(f"{path.with_name(CONFIG_FILE)}: {error}") from None
+        raise UserError(f"{path.with_name(ADAPTER_CONFIG_FILE)}: {error}") from None
     for name in tensors:
         if name not in shapes:
             raise UserError(
@@ -166,7 +166,7 @@ def _checked_shapes(path: Path, lora: LoraConfig, tensors: dict[str, np.ndarray]
         if name in tensors and tensors[name].shape != shape:
             raise UserError(
                 f"{path}: {name} has shape {list(tensors[name].shape)}; wanted {list(shape)} for this base model and "
-                f"the rank in {CONFIG_FILE}"
+                f"the rank in {ADAPTER_CONFIG_FILE}"
             )
     if missing := [name for name in shapes if name not in tensors]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

@@ -33,8 +33,8 @@ def attention_decode(
 ):
     """parts [count, SPLITS, row_ld] and stats [count, SPLITS, heads, 4] of the `count` sequences in `rows`.
 
-    qkv [count, ld]; kcache, vcache [slots, slot_ld]; rows from ops.rows.rows_buffer; table from ops.rope.rope_table, as
-    long as the longest sequence may become.
+    qkv [count, ld]; kcache, vcache [slots, slot_ld]; rows from ops.decode_state.rows_buffer; table from
+    ops.rope.rope_table, as long as the longest sequence may become.
     ValueError for a head size that does not fit.
     """
     if not fits(head_dim):

@@ -1,7 +1,7 @@
 """Dropout of the adapter path, its mask a hash. Equations: shaders/dropout.wgsl; the bits: reference/dropout.py."""
 
+from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.ops.checks import WG, expect_rows, fold_elements
-from lorawgpu.reference.dropout import MODULES
 
 
 def _record(plan, y, x, step, *, layer, module, rows, width, p, accumulate):
@@ -19,7 +19,7 @@ def _record(plan, y, x, step, *, layer, module, rows, width, p, accumulate):
             "rows": rows,
             "ld4": ld // 4,
             "width": width,
-            "stream": layer * len(MODULES) + MODULES.index(module),
+            "stream": layer * len(LINEAR_MODULES) + LINEAR_MODULES.index(module),
             "threshold": int(p * 2**32),
             "keep": 1.0 / (1.0 - p),
             "stride": grid[0] * WG,

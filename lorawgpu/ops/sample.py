@@ -6,11 +6,10 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
-import wgpu
 
 from lorawgpu.gpu import Device, Tensor
 from lorawgpu.ops.decode_state import STRIDE
-from lorawgpu.reference.sample import key_of
+from lorawgpu.ops.hash import random_key
 
 RING = 64  # tokens of a row that `history` keeps: the host has to read it that often
 STRIPE = 1024  # logits that a workgroup looks through, as long as there are no more than MAX_STRIPES
@@ -36,9 +35,7 @@ class SampleBuffers:
 
     @staticmethod
     def create(device: Device, sequences: int, vocab: int) -> "SampleBuffers":
-        size = struct.calcsize(_LAYOUT)
-        usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
-        settings = Tensor(device.buffer(size, "sampling", "step", usage), (size // 4,), "u32", 0, "sampling")
+        settings = device.uniform(struct.calcsize(_LAYOUT) // 4, "sampling", "step")
 
         def words(name, *shape):
             return device.tensor((sequences, *shape), "u32", name, "step")
@@ -50,7 +47,7 @@ class SampleBuffers:
 
 
 def pack_settings(sampling) -> np.ndarray:
-    """The contents of `settings` for a generation.sampling.Sampling, uint32 [7]."""
+    """The contents of `settings` for a generate.sampling.Sampling, uint32 [7]."""
     inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
     log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else LOWEST
     words = struct.pack(
@@ -60,7 +57,7 @@ def pack_settings(sampling) -> np.ndarray:
         sampling.top_p,
         log_min_p,
         sampling.top_k,
-        *map(int, key_of(sampling.seed)),
+        *random_key(sampling.seed),
     )
     return np.frombuffer(words, np.uint32)
 
@@ -73,7 +70,7 @@ def seen_bits(ids, vocab: int) -> np.ndarray:
 
 
 def sections_of(sampling) -> tuple:
-    """The sections of `record_sample` that choose a token as a generation.sampling.Sampling says."""
+    """The sections of `record_sample` that choose a token as a generate.sampling.Sampling says."""
     if sampling.greedy:
         return ("peak", "greedy")
     floors = ("top_k",) * (sampling.top_k > 0) + ("top_p",) * (sampling.top_p < 1)
@@ -83,7 +80,8 @@ def sections_of(sampling) -> tuple:
 def record_sample(plan, buffers, logits, rows, state, *, count):
     """Record sections that choose a token for each of `count` rows of logits [count, ld].
 
-    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows` (ops.rows).
+    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows`
+    (ops.decode_state).
     """
     common = {"settings": buffers.settings, "logits": logits, "seen": buffers.seen}
     peaks, floors, drawn = ({name: getattr(buffers, name)} for name in ("peaks", "floors", "drawn"))

@@ -7,7 +7,6 @@ key0, key1                           read by dropout: write them before each mic
 import struct
 
 import numpy as np
-import wgpu
 
 from lorawgpu.gpu import Device, Tensor
 
@@ -16,9 +15,7 @@ _LAYOUT = "<4f2I"
 
 def step_buffer(device: Device) -> Tensor:
     """The uniform buffer itself. Fill it with `device.write(step, pack_step(...))`."""
-    size = struct.calcsize(_LAYOUT)
-    usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-    return Tensor(device.buffer(size, "step", "step", usage), (size // 4,), "u32", 0, "step")
+    return device.uniform(struct.calcsize(_LAYOUT) // 4, "step", "step")
 
 
 def adam_scales(t: int, beta1: float, beta2: float) -> tuple:
@@ -27,5 +24,5 @@ def adam_scales(t: int, beta1: float, beta2: float) -> tuple:
 
 
 def pack_step(*, lr=0.0, inv_targets=0.0, m_scale=1.0, v_scale=1.0, key=(0, 0)) -> np.ndarray:
-    """The buffer's contents, uint32 [6]. `key` is reference.dropout.dropout_step_key(seed, step, micro_batch)."""
+    """The buffer's contents, uint32 [6]. `key` is ops.hash.random_key(seed, step, micro_batch)."""
     return np.frombuffer(struct.pack(_LAYOUT, lr, inv_targets, m_scale, v_scale, *map(int, key)), np.uint32)

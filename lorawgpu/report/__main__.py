@@ -5,22 +5,7 @@ from pathlib import Path
 
 from lorawgpu.cli import main_of, parser_of
 from lorawgpu.errors import UserError
-from lorawgpu.files.atomic import replace_file
-from lorawgpu.report.page import page
-from lorawgpu.report.record import read_run
-
-REPORT_FILE = "report.html"
-
-
-def write_report(folder: Path) -> Path:
-    """Write `report.html` into a run folder; its path.
-
-    UserError when the folder holds no run or the `report` extra is not installed; OSError when the disk refuses.
-    """
-    path = folder / REPORT_FILE
-    html = page(read_run(folder))
-    replace_file(path, html.encode())
-    return path
+from lorawgpu.report.page import write_report
 
 
 def run(argv: list[str]) -> None:

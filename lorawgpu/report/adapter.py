@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.lora.peft_config import LINEAR_MODULES, LoraConfig
+from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, tensor_names
 
 _MODULE = re.compile(r"base_model\.model\.(?P<module>.*layers\.(?P<layer>\d+)\..*\.(?P<name>\w+))\.lora_A\.weight")

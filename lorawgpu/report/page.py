@@ -8,8 +8,10 @@ import jinja2
 from markupsafe import Markup
 
 from lorawgpu import __version__
+from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.run_folder import REPORT_FILE
 from lorawgpu.report.charts import GIB, MIB, adapter_chart, charts_of
-from lorawgpu.report.record import RunRecord
+from lorawgpu.report.record import RunRecord, read_run
 
 TEMPLATE = Path(__file__).parent / "page.html.j2"
 
@@ -19,6 +21,17 @@ def _template() -> jinja2.Template:
     env = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters["svg"] = Markup
     return env.from_string(TEMPLATE.read_text("utf-8"))
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run folder; its path.
+
+    UserError when the folder holds no run or the `report` extra is not installed; OSError when the disk refuses.
+    """
+    path = folder / REPORT_FILE
+    html = page(read_run(folder))
+    replace_file(path, html.encode())
+    return path
 
 
 def page(run: RunRecord) -> str:

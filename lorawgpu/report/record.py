@@ -8,12 +8,10 @@ from typing import Any
 import yaml
 
 from lorawgpu.errors import UserError
-from lorawgpu.lora.peft_dir import WEIGHTS_FILE
+from lorawgpu.files.run_folder import METRICS_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.report.adapter import Adapter, read_change
 from lorawgpu.train.checkpoint import list_checkpoints
 from lorawgpu.train.metrics import read_metrics
-
-METRICS_FILE, CONFIG_FILE = "metrics.jsonl", "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,9 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """UserError when no run has written into `folder`."""
     records = read_metrics(folder / METRICS_FILE)
-    config_file = folder / CONFIG_FILE
+    config_file = folder / RUN_CONFIG_FILE
     if not records and not config_file.exists():
-        raise UserError(f"{folder}: holds no run: neither {METRICS_FILE} nor {CONFIG_FILE}")
+        raise UserError(f"{folder}: holds no run: neither {METRICS_FILE} nor {RUN_CONFIG_FILE}")
     config_text = config_file.read_text("utf-8", "replace") if config_file.exists() else ""
     adapter, note = _newest_adapter(folder, _continued_from(config_text))
     finished = adapter is not None and adapter.place == folder

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
 from lorawgpu.files.untrusted import brief, read_bytes, read_json_object
 from lorawgpu.tokenizer.gguf import backend_from_gguf, bos_eos_processor, user_errors
 
@@ -188,7 +189,7 @@ def _special_tokens(config: dict, source: str) -> dict[str, str]:
 
 def _chat_template(folder: Path, config: dict) -> str | None:
     """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, `default` is used."""
-    path = folder / "chat_template.jinja"
+    path = folder / CHAT_TEMPLATE_FILE
     if path.is_file():
         try:
             return read_bytes(path, MAX_TEMPLATE).decode("utf-8")

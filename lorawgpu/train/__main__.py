@@ -9,13 +9,11 @@ from lorawgpu.cli import add_device_option, main_of, parser_of
 from lorawgpu.config.schema import TrainConfig, json_schema, load_config
 from lorawgpu.data.preview import preview_lines
 from lorawgpu.errors import UserError
-from lorawgpu.files.lock import only_run_in
 from lorawgpu.gpu import open_device, open_dry_device
-from lorawgpu.report.__main__ import write_report
-from lorawgpu.train.checkpoint import restore_replaced
-from lorawgpu.train.resume import check_same_run, checkpoint_to_resume, load_snapshot, today_of
-from lorawgpu.train.run_dir import occupied
-from lorawgpu.train.setup import build_engine, load_data, prepare, words_without_weights
+from lorawgpu.report.page import write_report
+from lorawgpu.train.resume import check_same_run, load_snapshot, today_of
+from lorawgpu.train.run_dir import checkpoint_to_resume, claim, why_refused
+from lorawgpu.train.setup import build_engine, load_data, prepare, text_setup_without_weights
 from lorawgpu.train.summary import plan_text
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.util.streams import lasting_stdout
@@ -60,14 +58,14 @@ def run(argv: list[str]) -> int:
         return preview(config, args)
     if args.dry_run:
         return train(config, args)
-    with only_run_in(Path(config.output_dir)), lasting_stdout():
+    with claim(Path(config.output_dir)), lasting_stdout():
         return train(config, args)
 
 
 def preview(config: TrainConfig, args: Namespace) -> int:
-    words = words_without_weights(config)
-    data = load_data(config, words, args.skip_bad_lines)
-    for line in preview_lines(data.stores, words.tokenizer, args.preview, args.json, sys.stdout.isatty()):
+    text = text_setup_without_weights(config)
+    data = load_data(config, text, args.skip_bad_lines)
+    for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty()):
         print(line)
     return 0
 
@@ -75,8 +73,6 @@ def preview(config: TrainConfig, args: Namespace) -> int:
 def train(config: TrainConfig, args: Namespace) -> int:
     # A dry run writes nothing: it may show the plan of a new run where there is one.
     fresh = args.dry_run and args.resume is None
-    if not args.dry_run:
-        restore_replaced(Path(config.output_dir))
     path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
     snapshot = load_snapshot(path) if path else None
     prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None, args.dry_run)
@@ -90,7 +86,7 @@ def train(config: TrainConfig, args: Namespace) -> int:
     if args.resume and not path:
         print(f"resume   no checkpoint in {prepared.folder}: nothing to resume, starting at step 1", flush=True)
     if args.dry_run:
-        if fresh and (reason := occupied(prepared.folder, Path(args.config), resuming=False)):
+        if fresh and (reason := why_refused(prepared.folder, Path(args.config), resuming=False)):
             print(f"note     the run itself would be refused: {reason}")
         return 0
     code = trainer.train()

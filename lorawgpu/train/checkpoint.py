@@ -19,15 +19,22 @@ import safetensors.numpy
 
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.files.atomic import sync_folder, write_synced
+from lorawgpu.files.run_folder import (
+    ADAPTER_CONFIG_FILE,
+    CHECKPOINT_PATTERN,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    checkpoint_name,
+)
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.lora.peft_config import LoraConfig
-from lorawgpu.lora.peft_dir import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
+from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 
-OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "trainer_state.json"
-_SEALED = (WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE)
-_NAME = re.compile(r"checkpoint-(\d{1,12})")
-_REPLACED = re.compile(r"\.(checkpoint-(\d{1,12}))\.replaced")
+_SEALED = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE)
+_NAME = re.compile(CHECKPOINT_PATTERN)
+_REPLACED = re.compile(rf"\.({CHECKPOINT_PATTERN})\.replaced")
 _log = logging.getLogger(__name__)
 
 Tensors = dict[str, np.ndarray]
@@ -56,7 +63,7 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
                 raise CheckFailed(f"{run}: checkpoint not saved: {part} of {name} holds a value that is not finite")
     run.mkdir(parents=True, exist_ok=True)
     _sweep(run)
-    final = run / f"checkpoint-{snapshot.state['step']}"
+    final = run / checkpoint_name(snapshot.state["step"])
     beside = run / f".{final.name}.partial"
     try:
         write_adapter(beside, snapshot.lora, snapshot.adapter, base_model_name)

@@ -12,7 +12,7 @@ from typing import Any
 from lorawgpu.errors import UserError
 
 
-class Sink(ABC):
+class Logger(ABC):
     """Takes the numbers of each record. What is not finite is left out: neither service draws it."""
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
@@ -27,7 +27,7 @@ class Sink(ABC):
     def close(self) -> None: ...
 
 
-class TensorBoard(Sink):
+class TensorBoard(Logger):
     """Event files in `tensorboard/` of the run folder: `tensorboard --logdir RUN_DIR`."""
 
     module = "tensorboard.summary"
@@ -44,7 +44,7 @@ class TensorBoard(Sink):
         self.writer.close()
 
 
-class WandB(Sink):
+class WandB(Logger):
     """A W&B run named after the run folder; W&B's own variables (WANDB_PROJECT, WANDB_MODE, ...) say where it goes."""
 
     module = "wandb"
@@ -60,23 +60,23 @@ class WandB(Sink):
         self.run.finish()
 
 
-SINKS = {"tensorboard": TensorBoard, "wandb": WandB}
+LOGGERS = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
-def require_sinks(names: Sequence[str]) -> None:
+def require_loggers(names: Sequence[str]) -> None:
     """UserError for a library that is not installed."""
     for name in names:
         _library(name)
 
 
-def open_sinks(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Sink]:
-    """The sinks of `report_to`. UserError for a library that is not installed."""
-    return [SINKS[name](_library(name), folder, config) for name in names]
+def open_loggers(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Logger]:
+    """The loggers of `report_to`. UserError for a library that is not installed."""
+    return [LOGGERS[name](_library(name), folder, config) for name in names]
 
 
 def _library(name: str) -> ModuleType:
     try:
-        return importlib.import_module(SINKS[name].module)
+        return importlib.import_module(LOGGERS[name].module)
     except ImportError as error:
         raise UserError(
             f"report_to: {name} is not installed ({error}): pip install 'lorawgpu[{name}]', or remove it there"

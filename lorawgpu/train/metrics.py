@@ -12,18 +12,18 @@ from typing import Any
 from tqdm import tqdm
 
 from lorawgpu.files.atomic import replace_file
-from lorawgpu.train.loggers import Sink
+from lorawgpu.train.loggers import Logger
 
 
 class MetricsLog:
-    """Appends records to a JSONL file, each on disk when the call returns; `sinks` get their numbers too.
+    """Appends records to a JSONL file, each on disk when the call returns; `loggers` get their numbers too.
 
     With `resume_step`, what a previous run wrote after that step is cut away first (and its torn last line, if it was
     killed while writing); without it the file starts empty. Numbers that are not finite become null, which JSON has.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None, sinks: Sequence[Sink] = ()):
-        self.sinks = sinks
+    def __init__(self, path: Path, resume_step: int | None = None, loggers: Sequence[Logger] = ()):
+        self.loggers = loggers
         kept = [] if resume_step is None else [r for r in read_metrics(path) if r["step"] <= resume_step]
         replace_file(path, b"".join(_line(record) for record in kept))
         self._file = open(path, "ab")
@@ -32,13 +32,13 @@ class MetricsLog:
         self._file.write(_line({"step": step} | values))
         self._file.flush()
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        for sink in self.sinks:
-            sink.write(step, numbers)
+        for logger in self.loggers:
+            logger.write(step, numbers)
 
     def close(self) -> None:
         self._file.close()
-        for sink in self.sinks:
-            sink.close()
+        for logger in self.loggers:
+            logger.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

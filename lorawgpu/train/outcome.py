@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from lorawgpu.files.run_folder import checkpoint_name
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.resume import Standing
+from lorawgpu.train.resume import TrainerState
 from lorawgpu.train.setup import Run
 
 
-def why_over(run: Run, standing: Standing) -> str | None:
+def why_over(run: Run, standing: TrainerState) -> str | None:
     """Why no step follows this one, and what would make one; None while steps are left."""
     total, patience = run.schedule.total_steps, run.config.early_stopping_patience
     if standing.step >= total:
@@ -30,7 +31,7 @@ def beside_base(loss: float, base: float | None) -> str:
     return "" if base is None or loss < base else f", no better than the base model's {base:.4f}"
 
 
-def summary(run: Run, standing: Standing, steps: str, base: float | None) -> str:
+def summary(run: Run, standing: TrainerState, steps: str, base: float | None) -> str:
     """The last words of a run. `steps`: what it did in this process."""
     early = (why := why_over(run, standing)) and standing.step < run.schedule.total_steps
     text = steps
@@ -42,7 +43,7 @@ def summary(run: Run, standing: Standing, steps: str, base: float | None) -> str
         text += f"\n{why}"
     which = f"of step {standing.step}"
     if best := standing.best:
-        path = run.folder / f"checkpoint-{best['step']}"
+        path = run.folder / checkpoint_name(best["step"])
         note = beside_base(best["loss"], base)
         text += f"\nbest held-out loss {best['loss']:.4f} at step {best['step']}{note}: {path}"
         which += ", which is the best" if best["step"] == standing.step else f"; the best one is that of {path.name}"

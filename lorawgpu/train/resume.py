@@ -1,4 +1,4 @@
-"""Where a run stands between two steps: to a checkpoint and back, and which checkpoint to continue from."""
+"""Where a run stands between two steps: to a checkpoint and back."""
 
 import hashlib
 import importlib.metadata
@@ -14,19 +14,11 @@ from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import UserError
 from lorawgpu.gpu.kernel import SHADERS
 from lorawgpu.ops.window import State, pack_state
-from lorawgpu.train.checkpoint import (
-    Snapshot,
-    differences,
-    list_checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    require_same,
-)
-from lorawgpu.train.run_dir import occupied
+from lorawgpu.train.checkpoint import Snapshot, differences, load_checkpoint, require_same
 from lorawgpu.train.setup import Run
 
 # May be changed at a resume, and then change the course of training.
-STEERING = (
+MUTABLE_ON_RESUME = (
     "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
     "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
 )  # fmt: skip
@@ -34,7 +26,7 @@ GOOD = State(bad=False, bad_run=0, bad_total=0, record=None, windows=0)
 
 
 @dataclass
-class Standing:
+class TrainerState:
     """Host state after `step` optimizer steps; all of it goes into a checkpoint."""
 
     step: int = 0
@@ -58,9 +50,9 @@ class Standing:
         }
 
     @staticmethod
-    def from_json(state: dict) -> "Standing":
+    def from_json(state: dict) -> "TrainerState":
         bad = state["bad_steps"]
-        return Standing(
+        return TrainerState(
             state["step"],
             DataState.from_dict(state["data"]),
             state["skipped_windows"],
@@ -81,47 +73,13 @@ def environment(device) -> dict[str, str]:
     return own | versions | {"device": device.name, "driver": device.driver}
 
 
-def checkpoint_to_resume(run_folder: Path, choice: str | None, given: Path | None = None) -> Path | None:
-    """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one; a run folder: its newest),
-    or None to start afresh. `given`: the config file.
-
-    UserError when it does not exist, or when starting afresh, or from another place, would mix two runs in one folder
-    or write over files of the user.
-    """
-    if reason := occupied(run_folder, given, resuming=choice is not None):
-        raise UserError(reason)
-    if choice is None:
-        return None
-    path = Path(choice).expanduser().absolute()
-    if choice == "auto" or path.resolve() == run_folder.resolve():
-        return _newest(run_folder)
-    if not path.exists():
-        raise UserError(f"--resume {path}: no such folder; wanted a checkpoint-<step> folder, or auto for the newest")
-    if list_checkpoints(path):
-        path = _newest(path)
-    found = list_checkpoints(run_folder)
-    if found and found[-1].resolve() != path.resolve():
-        raise UserError(
-            f"--resume {choice}: {run_folder} holds {found[-1].name}, which another course of training would mix with; "
-            "choose another output_dir, or move the later checkpoints away"
-        )
-    return path
-
-
-def _newest(run_folder: Path) -> Path | None:
-    newest, found = newest_checkpoint(run_folder), list_checkpoints(run_folder)
-    if found and newest is None:
-        raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
-    return newest
-
-
 def load_snapshot(path: Path) -> Snapshot:
     """Read a checkpoint. UserError when it is not whole, or its state is not what this version writes."""
     snapshot = load_checkpoint(path)
     try:
         for key in ("identity", "environment", "config", "today"):
             snapshot.state[key]
-        Standing.from_json(snapshot.state)
+        TrainerState.from_json(snapshot.state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: its state lacks or garbles {error}; made by another version?") from None
     return snapshot
@@ -156,9 +114,9 @@ def _other_files(saved: dict[str, str], current: dict[str, str]) -> str:
     return "; ".join(parts) or same
 
 
-def restore(engine: Engine, snapshot: Snapshot) -> Standing:
+def restore(engine: Engine, snapshot: Snapshot) -> TrainerState:
     """Put a snapshot on the GPU, bad-step counters included; returns where it stands."""
-    standing = Standing.from_json(snapshot.state)
+    standing = TrainerState.from_json(snapshot.state)
     for part, tensors in (("params", snapshot.adapter), ("m", snapshot.m), ("v", snapshot.v)):
         engine.load(part, tensors)
     engine.device.write(engine.state, pack_state(standing.bad))
@@ -167,19 +125,19 @@ def restore(engine: Engine, snapshot: Snapshot) -> Standing:
 
 def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
     """Why this run will not end with the same bits as the one that was interrupted, if so."""
-    config = {key: value for key, value in run.config.model_dump().items() if key in STEERING}
-    changed = differences({key: snapshot.state["config"].get(key) for key in STEERING}, config)
+    config = {key: value for key, value in run.config.model_dump().items() if key in MUTABLE_ON_RESUME}
+    changed = differences({key: snapshot.state["config"].get(key) for key in MUTABLE_ON_RESUME}, config)
     return changed + differences(snapshot.state["environment"], environment(device))
 
 
-def take_snapshot(run: Run, engine: Engine, standing: Standing) -> Snapshot:
+def take_snapshot(run: Run, engine: Engine, standing: TrainerState) -> Snapshot:
     """Read the adapter and its moments back; waits for the GPU."""
     state = standing.to_json() | {
         "identity": run.identity,
         "data_files": run.data.files,
         "environment": environment(engine.device),
         "config": run.config.model_dump(),
-        "today": run.words.template.now.isoformat() if run.words.template else None,
+        "today": run.text.template.now.isoformat() if run.text.template else None,
     }
     parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]
     return Snapshot(run.lora, *parts, state)

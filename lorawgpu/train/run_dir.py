@@ -1,33 +1,84 @@
-"""What an output folder holds already: a run writes over no other run's files and over none of the user's."""
+"""May a run use its output folder? It writes over no other run's files and over none of the user's.
+
+In the order of a run:
+
+claim                               one process at a time, and a checkpoint that was being replaced is put back
+checkpoint_to_resume                where to continue from; UserError if the folder holds another run or user files
+write_config, set_metrics_aside     what a run writes first
+"""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from lorawgpu.errors import UserError
 from lorawgpu.files.atomic import replace_file
-from lorawgpu.lora.peft_dir import CONFIG_FILE as ADAPTER_CONFIG_FILE
-from lorawgpu.lora.peft_dir import WEIGHTS_FILE
-from lorawgpu.report.__main__ import REPORT_FILE
-from lorawgpu.report.record import CONFIG_FILE, METRICS_FILE
-from lorawgpu.train.checkpoint import list_checkpoints
+from lorawgpu.files.lock import only_run_in
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, METRICS_FILE, REPORT_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
+from lorawgpu.train.checkpoint import list_checkpoints, newest_checkpoint, restore_replaced
 
 MARK = "# The resolved config of this run, written by lorawgpu.\n"
-WRITTEN = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, METRICS_FILE, CONFIG_FILE, REPORT_FILE)  # by a run, besides checkpoints
+# Written by a run, besides checkpoints.
+WRITTEN = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, METRICS_FILE, RUN_CONFIG_FILE, REPORT_FILE)
 
 
-def occupied(folder: Path, given: Path | None, resuming: bool) -> str | None:
-    """Why no run may begin in `folder`, or None. `given`: the config file; `resuming`: what is there may be gone on
-    from, also when it was killed before its first checkpoint."""
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder, with every checkpoint in its place. UserError as `only_run_in`."""
+    with only_run_in(folder):
+        restore_replaced(folder)
+        yield
+
+
+def checkpoint_to_resume(run_folder: Path, choice: str | None, config_path: Path | None = None) -> Path | None:
+    """The checkpoint that `--resume` means (None: not given; "auto": the newest whole one; a run folder: its newest),
+    or None to start afresh. `config_path`: as `why_refused`.
+
+    UserError when it does not exist, or when starting afresh, or from another place, would mix two runs in one folder
+    or write over files of the user.
+    """
+    if reason := why_refused(run_folder, config_path, resuming=choice is not None):
+        raise UserError(reason)
+    if choice is None:
+        return None
+    path = Path(choice).expanduser().absolute()
+    if choice == "auto" or path.resolve() == run_folder.resolve():
+        return _newest(run_folder)
+    if not path.exists():
+        raise UserError(f"--resume {path}: no such folder; wanted a checkpoint-<step> folder, or auto for the newest")
+    if list_checkpoints(path):
+        path = _newest(path)
+    found = list_checkpoints(run_folder)
+    if found and found[-1].resolve() != path.resolve():
+        raise UserError(
+            f"--resume {choice}: {run_folder} holds {found[-1].name}, which another course of training would mix with; "
+            "choose another output_dir, or move the later checkpoints away"
+        )
+    return path
+
+
+def _newest(run_folder: Path) -> Path | None:
+    newest, found = newest_checkpoint(run_folder), list_checkpoints(run_folder)
+    if found and newest is None:
+        raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is whole; choose another output_dir")
+    return newest
+
+
+def why_refused(folder: Path, config_path: Path | None, resuming: bool) -> str | None:
+    """Why no run may begin in `folder`, or None. `config_path`: the config that the run was started with; `resuming`:
+    what is there may be continued, also if it was killed before its first checkpoint."""
     if checkpoints := list_checkpoints(folder):
         goes_on = f"{folder} already holds a run, up to {checkpoints[-1].name}: continue it with --resume, "
         return None if resuming else goes_on + "or choose another output_dir"
-    ours = is_resolved(folder / CONFIG_FILE)
-    if given and _same(given, folder / CONFIG_FILE) and not (resuming and ours):
+    ours = is_resolved(folder / RUN_CONFIG_FILE)
+    if config_path and _same(config_path, folder / RUN_CONFIG_FILE) and not (resuming and ours):
         return (
-            f"output_dir {folder} holds the config that was given, and the run would write its own {CONFIG_FILE} over "
-            "it: choose another output_dir"
+            f"output_dir {folder} holds the config that was given, and the run would write its own {RUN_CONFIG_FILE} "
+            "over it: choose another output_dir"
         )
     there = [name for name in WRITTEN if os.path.lexists(folder / name)]
-    killed_early = there and not set(there) - {METRICS_FILE, *([CONFIG_FILE] if ours else [])}
+    killed_early = there and not set(there) - {METRICS_FILE, *([RUN_CONFIG_FILE] if ours else [])}
     if not there or resuming and killed_early:
         return None
     text = f"{folder} already holds {', '.join(there)} of another run or of yours"
@@ -46,11 +97,11 @@ def is_resolved(path: Path) -> bool:
         return False
 
 
-def write_config(folder: Path, text: str, given: Path | None) -> str | None:
-    """The resolved config into the run folder. When that file is the one `given`, it stays, and the answer says so
-    where the run goes by another."""
-    path, text = folder / CONFIG_FILE, MARK + text
-    if not (given and _same(given, path)):
+def write_config(folder: Path, text: str, config_path: Path | None) -> str | None:
+    """The resolved config into the run folder. If the run was started with that very file, `config_path`, it stays,
+    and the answer says so where the two differ."""
+    path, text = folder / RUN_CONFIG_FILE, MARK + text
+    if not (config_path and _same(config_path, path)):
         replace_file(path, text.encode())
     elif path.read_bytes() != text.encode():
         return f"{path} was given and stays as it is; this run differs from it by what --set says"

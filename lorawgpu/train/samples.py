@@ -2,8 +2,7 @@
 
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.generate.decoder import Decoder
-from lorawgpu.generate.generator import Generator
+from lorawgpu.generate.answer import Answerer
 from lorawgpu.generate.prompts import Prompts
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.train.setup import Run
@@ -18,21 +17,18 @@ class Samples:
     """
 
     def __init__(self, run: Run, engine: Engine):
-        self.prompts, self.words = run.config.sample_prompts, run.words
+        self.prompts, self.text = run.config.sample_prompts, run.text
         if not self.prompts:
             return
-        if self.words.tokenizer is None:
-            raise UserError(f"sample_prompts need the model's tokenizer: {self.words.missing}")
-        asking = Prompts(self.words.tokenizer, self.words.template)
-        ask = asking.raw if asking.template is None else lambda text: asking.chat([{"role": "user", "content": text}])
-        self.ids = [ask(prompt) for prompt in self.prompts]
-        self.ends = asking.stop_ids(run.checkpoint.config.eos_token_ids)
+        if self.text.tokenizer is None:
+            raise UserError(f"sample_prompts need the model's tokenizer: {self.text.missing}")
+        prompts = Prompts(self.text.tokenizer, self.text.template)
+        self.ids = [prompts.ask(prompt) for prompt in self.prompts]
         longest, limit = max(map(len, self.ids)), run.checkpoint.config.max_position_embeddings
         if longest >= limit:
             raise UserError(f"one of sample_prompts has {longest} tokens, the model's context is {limit}: shorten it")
-        context = min(longest + TOKENS, limit)
-        self.decoder = Decoder(engine.device, engine.model, engine.adapter, context=context, kernels=engine.kernels)
-        self.decoder.prepare()  # a plan of the memory counts it
+        self.answerer = Answerer(engine.device, engine.model, prompts, engine.adapter, engine.kernels)
+        self.answerer.decoder(1, longest + TOKENS).prepare()  # a plan of the memory counts it
 
     def answers(self) -> list[dict[str, str]]:
         """One {"prompt", "text"} a prompt; the text says so where a value was not finite."""
@@ -40,9 +36,8 @@ class Samples:
 
     def _answer(self, prompt: list[int]) -> str:
         try:
-            chosen = Generator(self.decoder, self.ends).stream([prompt], Sampling(), TOKENS)
-            answer = [token for _, token in chosen]
+            (answer,) = self.answerer.answers([prompt], Sampling(), TOKENS)
         except CheckFailed as error:
             return f"(no answer: {error})"
-        text = self.words.tokenizer.decode(answer, skip_special=True)
-        return text if self.words.template is None else text.strip()  # the answer's first word brings its blank along
+        # the answer's first word brings its blank along
+        return answer.text if self.text.template is None else answer.text.strip()

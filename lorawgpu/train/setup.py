@@ -32,7 +32,7 @@ from lorawgpu.lora.peft_dir import start_adapter
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.optim.schedule import Schedule, schedule_of
 from lorawgpu.tokenizer.hf import Tokenizer
-from lorawgpu.train.loggers import require_sinks
+from lorawgpu.train.loggers import require_loggers
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.hf_folder import read_config
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
@@ -40,7 +40,7 @@ from lorawgpu.weights.synthetic import outline
 
 
 @dataclass(frozen=True)
-class Words:
+class TextSetup:
     """What data need of a model: tokenizer (`missing` says why there is none), chat template, size of vocabulary."""
 
     tokenizer: Tokenizer | None
@@ -55,7 +55,7 @@ class Run:
 
     config: TrainConfig
     checkpoint: Checkpoint
-    words: Words
+    text: TextSetup
     data: Data
     batches: Batches
     schedule: Schedule
@@ -73,35 +73,35 @@ class Run:
         return Path(self.config.output_dir)
 
 
-def words_of(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_size: int | None) -> Words:
+def text_setup(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_size: int | None) -> TextSetup:
     """A model without a tokenizer is good enough for pre-tokenised data."""
     try:
         found, missing = tokenizer(), ""
         own, special = found.chat_template, found.special_tokens
     except UserError as error:
         found, missing, own, special = None, str(error), None, {}
-    return Words(
+    return TextSetup(
         found, missing, resolve_template(config.chat_template, config.chat_template_jinja, own, special), vocab_size
     )
 
 
-def words_of_model(config: TrainConfig, checkpoint: Checkpoint) -> Words:
+def text_setup_of_model(config: TrainConfig, checkpoint: Checkpoint) -> TextSetup:
     """Of a model that is going to be loaded."""
-    return words_of(config, checkpoint.tokenizer, checkpoint.config.vocab_size)
+    return text_setup(config, checkpoint.tokenizer, checkpoint.config.vocab_size)
 
 
-def words_without_weights(config: TrainConfig) -> Words:
+def text_setup_without_weights(config: TrainConfig) -> TextSetup:
     """For a look at the data alone: of a model folder, only the tokenizer has to be there."""
     folder = Path(config.base_model)
     if not folder.is_dir():
-        return words_of_model(config, open_checkpoint(config.base_model))
+        return text_setup_of_model(config, open_checkpoint(config.base_model))
     vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
-    return words_of(config, partial(Tokenizer.from_hf_folder, folder), vocab_size)
+    return text_setup(config, partial(Tokenizer.from_hf_folder, folder), vocab_size)
 
 
 def load_data(
     config: TrainConfig,
-    words: Words,
+    text: TextSetup,
     skip_bad_lines: bool = False,
     purpose: str = LoadSettings.purpose,
     read_only: bool = False,
@@ -112,12 +112,12 @@ def load_data(
     )
     loading = LoadSettings(
         settings,
-        words.tokenizer,
-        words.template,
-        words.vocab_size,
+        text.tokenizer,
+        text.template,
+        text.vocab_size,
         skip_bad_lines,
         Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
-        config.dataset_num_proc or default_workers(words.tokenizer.vocab_size if words.tokenizer else 0),
+        config.dataset_num_proc or default_workers(text.tokenizer.vocab_size if text.tokenizer else 0),
         purpose,
         read_only,
     )
@@ -128,7 +128,7 @@ def load_data(
     try:
         return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
     except NeedsTokenizer as error:
-        raise UserError(f"{error}: {words.missing}") from None
+        raise UserError(f"{error}: {text.missing}") from None
 
 
 def prepare(
@@ -139,15 +139,15 @@ def prepare(
     `today`: what a chat template that asks for the date is told, when not the moment of the call. `read_only`: tokens
     that are not in the cache yet do not go there.
     """
-    require_sinks(config.report_to)
+    require_loggers(config.report_to)
     checkpoint = open_checkpoint(config.base_model)
     lora, start = start_adapter(config, checkpoint.config)
     if config.adapter:
         note_other_base(config.adapter, checkpoint.name)
-    words = words_of_model(config, checkpoint)
-    if today and words.template:
-        words = replace(words, template=ChatTemplate(words.template.source, words.template.special_tokens, today))
-    data = load_data(config, words, skip_bad_lines, read_only=read_only)
+    text = text_setup_of_model(config, checkpoint)
+    if today and text.template:
+        text = replace(text, template=ChatTemplate(text.template.source, text.template.special_tokens, today))
+    data = load_data(config, text, skip_bad_lines, read_only=read_only)
     sources = data.train + ([data.validation] if data.validation is not None else [])
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))
     # Packing fills what the config says; without it no micro-batch outgrows the longest samples.
@@ -162,7 +162,7 @@ def prepare(
     batches = Batches(data.train, settings, data.weights)
     schedule = schedule_of(config, total_steps(config, batches))
     identity = config.resume_identity() | {"model": model_digest(checkpoint), "data": data.digest}
-    return Run(config, checkpoint, words, data, batches, schedule, lora, start, identity, longest)
+    return Run(config, checkpoint, text, data, batches, schedule, lora, start, identity, longest)
 
 
 def total_steps(config: TrainConfig, batches: Batches) -> int:

@@ -4,9 +4,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import wgpu
 
 from lorawgpu.engine.engine import Engine
+from lorawgpu.gpu import Readback
 from lorawgpu.ops.cross_entropy import loss_value
 from lorawgpu.ops.window import State, unpack_state
 
@@ -24,40 +24,26 @@ class Report:
 
 
 class LateReader:
-    """Copies the reports of a step into a small ring of mapped buffers; reading one back stalls nothing."""
+    """Reads the report of each step `depth` steps later."""
 
     def __init__(self, engine: Engine, depth: int = DEPTH):
-        self.engine = engine
-        self._sources = (engine.state, engine.loss, engine.norm)
-        size = -(-sum(t.nbytes for t in self._sources) // 8) * 8  # what is mapped comes in eights
-        usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
-        self._free = deque(engine.device.buffer(size, "late report", "step", usage) for _ in range(depth))
-        self._waiting = deque()
+        self._ring = Readback(engine.device, (engine.state, engine.loss, engine.norm), depth, "late report")
+        self._steps = deque()
 
     def push(self, step: int) -> list[Report]:
         """Order the report of the step just submitted. Returns the oldest one when the ring is full, else nothing."""
-        due = [] if self._free else [self._read()]
-        buffer, device, offset = self._free.popleft(), self.engine.device, 0
-        encoder = device.wgpu.create_command_encoder()
-        for tensor in self._sources:
-            encoder.copy_buffer_to_buffer(tensor.buffer, tensor.offset, buffer, offset, tensor.nbytes)
-            offset += tensor.nbytes
-        device.queue.submit([encoder.finish()])
-        self._waiting.append((step, buffer, buffer.map_async("READ_NOSYNC")))
+        due = [self._read()] if self._ring.full else []
+        self._ring.push()
+        self._steps.append(step)
         return due
 
     def drain(self) -> list[Report]:
         """All reports not handed out yet; waits for the GPU."""
-        return [self._read() for _ in range(len(self._waiting))]
+        return [self._read() for _ in range(len(self._steps))]
 
     def _read(self) -> Report:
-        step, buffer, mapped = self._waiting.popleft()
-        mapped.sync_wait()
-        words = np.frombuffer(buffer.read_mapped(), np.uint32)
-        buffer.unmap()
-        self._free.append(buffer)
-        state, loss, norm = np.split(words, np.cumsum([t.size for t in self._sources]))[:3]
-        return Report(step, unpack_state(state), loss_value(loss), float(norm.view(np.float32)[0]))
+        state, loss, norm = self._ring.pop()
+        return Report(self._steps.popleft(), unpack_state(state), loss_value(loss), float(norm.view(np.float32)[0]))
 
 
 def fault(engine: Engine, state: State) -> str:

@@ -13,16 +13,16 @@ from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.engine.engine import Engine
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
+from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
-from lorawgpu.report.record import METRICS_FILE
 from lorawgpu.train.checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts
-from lorawgpu.train.loggers import open_sinks
+from lorawgpu.train.loggers import open_loggers
 from lorawgpu.train.metrics import MetricsLog, Progress
 from lorawgpu.train.outcome import base_loss, beside_base, summary, why_over
-from lorawgpu.train.resume import Standing, restore, resume_notes, take_snapshot
+from lorawgpu.train.resume import TrainerState, restore, resume_notes, take_snapshot
 from lorawgpu.train.run_dir import set_metrics_aside, write_config
 from lorawgpu.train.samples import Samples
 from lorawgpu.train.setup import Run
@@ -31,13 +31,13 @@ from lorawgpu.train.summary import plan_of
 
 
 class Trainer:
-    """One run on one engine, from its start or from a snapshot. `given`: the config file, which is never changed."""
+    """One run on one engine, from its start or from a snapshot. `config_path`: its config, never written to."""
 
-    def __init__(self, run: Run, engine: Engine, snapshot=None, given: Path | None = None):
-        self.run, self.engine, self.config, self.given = run, engine, run.config, given
+    def __init__(self, run: Run, engine: Engine, snapshot=None, config_path: Path | None = None):
+        self.run, self.engine, self.config, self.config_path = run, engine, run.config, config_path
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
-            self.standing = restore(engine, snapshot) if snapshot else Standing()
+            self.standing = restore(engine, snapshot) if snapshot else TrainerState()
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.plan = plan_of(run, engine)  # once everything is on the device
         self.saved: Path | None = None  # the last checkpoint of this run
@@ -54,9 +54,9 @@ class Trainer:
         """
         folder = self.run.folder
         folder.mkdir(parents=True, exist_ok=True)
-        kept = [write_config(folder, self.config.dump_yaml(), self.given), set_metrics_aside(folder)]
-        sinks = open_sinks(self.config.report_to, folder, self.config.model_dump())
-        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, sinks)
+        kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
+        loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
+        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, loggers)
         if not self.standing.step:
             log.write(0, plan=self.plan, total_steps=self.run.schedule.total_steps)
         self.base = base_loss(folder / METRICS_FILE)
@@ -89,7 +89,7 @@ class Trainer:
                 self._step(next(windows))
                 if interrupts.signum is not None:
                     break
-        if self.saved is None or self.saved.name != f"checkpoint-{self.standing.step}":
+        if self.saved is None or self.saved.name != checkpoint_name(self.standing.step):
             self._save()
 
     def _finished(self) -> bool:
@@ -240,7 +240,7 @@ class Trainer:
 
     def _best(self) -> Path | None:
         best = self.standing.best
-        return self.run.folder / f"checkpoint-{best['step']}" if best else None
+        return self.run.folder / checkpoint_name(best["step"]) if best else None
 
     def _fallback(self) -> str:
         """What is safe on disk, for the last message of a run that went wrong."""

@@ -86,16 +86,15 @@ def empty_parts(device, rows: int, columns: int, store: str, label: str) -> tupl
 
 def _fill(device, parts: tuple, blocks: list):
     """Write stacked blocks of lines into `parts`, which they fill."""
-    step, line_bytes, at = parts[0].tensor.shape[0], blocks[0].shape[1] * blocks[0].itemsize, 0
+    step, at = parts[0].tensor.shape[0], 0
     for block in blocks:
         for line in range(0, len(block), step):
             piece = block[line : line + step]
             while len(piece):
                 part, offset = divmod(at, step)
                 count = min(len(piece), step - offset)
-                device.queue.write_buffer(
-                    parts[part].tensor.buffer, offset * line_bytes, np.ascontiguousarray(piece[:count])
-                )
+                tensor = parts[part].tensor
+                device.write_at(tensor, offset * tensor.shape[1], piece[:count])
                 piece, at = piece[count:], at + count
 
 

@@ -10,12 +10,12 @@ from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.family import Family
 from lorawgpu.families.gguf import ROPE_FREQS, from_gguf
 from lorawgpu.families.registry import FAMILIES
+from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.gguf import GgufFile
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, Dense, Ternary, check_names, expected_tensors
 
 TOP_NAMES = {"token_embd": EMBEDDING, "output_norm": "model.norm.weight", "output": HEAD}
-DENSE_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 class GgufCheckpoint(Checkpoint):

@@ -9,6 +9,8 @@ from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig, check_sizes
 from lorawgpu.families.hf import from_hf
 from lorawgpu.families.keys import Keys
+from lorawgpu.files.dtypes import DENSE_TYPES
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.tokenizer.hf import Tokenizer
@@ -25,8 +27,6 @@ from lorawgpu.weights.tensors import (
     quantize_master,
 )
 
-DENSE_TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
-ADAPTER_CONFIG = "adapter_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -103,7 +103,7 @@ def read_config(folder: Path) -> ModelConfig:
     UserError, saying what the folder seems to be, if it has no config.json.
     """
     path = folder / "config.json"
-    if not path.is_file() and (folder / ADAPTER_CONFIG).is_file():
+    if not path.is_file() and (folder / ADAPTER_CONFIG_FILE).is_file():
         raise UserError(
             f"{folder}: that is an adapter, not a model; use it as the adapter (--adapter, or `adapter` in a config) "
             f"and its base as the model{_base_of(folder)}."
@@ -121,7 +121,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _base_of(folder: Path) -> str:
     """The base model that an adapter's config names, in parentheses."""
-    settings = read_json_object(folder / ADAPTER_CONFIG)
+    settings = read_json_object(folder / ADAPTER_CONFIG_FILE)
     base = settings.get("base_model_name_or_path") or settings.get("model")  # PEFT's key, mlx-lm's key
     return f" ({brief(base)})" if base else ""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.files.dtypes import widen
 
 if TYPE_CHECKING:
     from lorawgpu.tokenizer.hf import Tokenizer
@@ -42,6 +43,11 @@ class Ternary:
     out: int
     scale: float
 
+    def values(self) -> np.ndarray:
+        """T, int8 [out, in]."""
+        codes = np.concatenate([self.packed >> 2 * i & 3 for i in range(4)])
+        return codes[: self.out].astype(np.int8) - np.int8(1)
+
 
 class Checkpoint(ABC):
     """A base model on disk: its config, its tensors by Hugging Face name, its tokenizer."""
@@ -49,7 +55,6 @@ class Checkpoint(ABC):
     config: ModelConfig
     path: Path
     name: str  # what an adapter records as base_model_name_or_path
-    embedding_name = EMBEDDING
 
     @property
     def head_name(self) -> str:
@@ -109,13 +114,6 @@ def check_names(found: set[str], wanted: set[str], source: str) -> None:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(name[:100] for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({shown})"
-
-
-def widen(data: np.ndarray, dtype: str) -> np.ndarray:
-    """BF16 bits, F16 or F32 to float32."""
-    if dtype == "bf16":
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    return data.astype(np.float32)
 
 
 def packed_rows(out: int) -> int:

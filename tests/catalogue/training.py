@@ -5,7 +5,8 @@ from functools import partial
 from test_checkpoint import snapshot
 from tiny_run import write_config
 
-from lorawgpu.train.checkpoint import OPTIMIZER_FILE, STATE_FILE, save_checkpoint
+from lorawgpu.files.run_folder import OPTIMIZER_FILE, STATE_FILE
+from lorawgpu.train.checkpoint import save_checkpoint
 
 
 def config(folder, content, *argv):

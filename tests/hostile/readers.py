@@ -14,7 +14,7 @@ from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.resume import Standing
+from lorawgpu.train.resume import TrainerState
 from lorawgpu.verify import cases as golden
 from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.tensors import is_linear
@@ -66,7 +66,7 @@ def checkpoint(path):
     snapshot = load_checkpoint(path.parent)
     assert found is not None
     if "bad_steps" in snapshot.state:
-        Standing.from_json(snapshot.state)
+        TrainerState.from_json(snapshot.state)
 
 
 def template(path):

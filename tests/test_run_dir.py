@@ -9,7 +9,7 @@ from tiny_run import adapter_bytes, write_config
 from lorawgpu.config.schema import load_config
 from lorawgpu.train.checkpoint import list_checkpoints
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.run_dir import MARK, occupied
+from lorawgpu.train.run_dir import MARK, why_refused
 
 
 def tree(folder):
@@ -87,4 +87,6 @@ def test_a_dry_run_says_that_the_run_would_be_refused(tmp_path, finished, capsys
 
 def test_an_empty_or_missing_folder_is_free(tmp_path):
     (tmp_path / "notes.txt").touch()
-    assert occupied(tmp_path, tmp_path / "c.yaml", False) is None and occupied(tmp_path / "no", None, False) is None
+    assert (
+        why_refused(tmp_path, tmp_path / "c.yaml", False) is None and why_refused(tmp_path / "no", None, False) is None
+    )
