@@ -21,7 +21,7 @@ from pathlib import Path
 SEQUENCE, ROWS = 2048, 4096  # tokens of a sample at most; rows of a micro-batch whose filling is told
 
 
-def bench_tokenising(args: argparse.Namespace) -> None:
+def bench_tokenizing(args: argparse.Namespace) -> None:
     os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # before the library starts its threads
     import tokenizers
 
@@ -139,7 +139,7 @@ def main() -> None:
     words.add_argument("--megabytes", type=float, default=40)
     words.add_argument("--workers", type=int, default=os.cpu_count())
     words.add_argument("--pairs", type=int, default=3)
-    words.set_defaults(run=bench_tokenising)
+    words.set_defaults(run=bench_tokenizing)
     rows = commands.add_parser("pack")
     rows.add_argument("--config", default="configs/tiny.yaml")
     rows.add_argument("--device", default="auto")
