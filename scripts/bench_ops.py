@@ -15,7 +15,7 @@ import numpy as np
 
 from lorawgpu.doctor import elementwise as rows
 from lorawgpu.doctor import optimizer
-from lorawgpu.doctor.check import Case, measure
+from lorawgpu.doctor.check import KernelCheck, measure
 from lorawgpu.doctor.lab import Lab
 from lorawgpu.gpu import KernelCache, Plan, open_device
 from lorawgpu.gpu.profile import profile
@@ -219,7 +219,7 @@ def bench_rows(device, kernels, shape, tokens):
     print(f"copy {copy / 1e12:.2f} TB/s")
     for name, record, sizes in ROW_KERNELS[shape](tokens):
         lab = Lab(Plan(device, kernels))
-        error, worst = measure(Case(name, record, CHECKED, sizes), lab)
+        error, worst = measure(KernelCheck(name, record, CHECKED, sizes), lab)
         require_right(error, f"{name} {sizes}: {worst}")
         runs = [profile(lab.plan, lab.sections) for _ in range(5)]
         for kind in runs[0]:

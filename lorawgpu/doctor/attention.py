@@ -1,4 +1,4 @@
-"""Attention kernels against the float64 reference. Each: (lab, what, sizes) -> results; see check.Case."""
+"""Attention kernels against the float64 reference. Each: (lab, what, sizes) -> results; see check.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Kernels that go over rows and elements, against their references. Each: (lab, sizes) -> results; see check.Case."""
+"""Kernels that go over rows and elements, against their references. Each: (lab, sizes) -> results; see check.py."""
 
 import numpy as np
 

@@ -7,7 +7,7 @@ sqrt(K) x 6e-8 of it; a lost term or a wrong index is off by 1e-2 and more.
 from lorawgpu.doctor import attention, optimizer, sampling
 from lorawgpu.doctor import elementwise as rows
 from lorawgpu.doctor import matmul as products
-from lorawgpu.doctor.check import Case
+from lorawgpu.doctor.check import KernelCheck
 
 EXACT = 0.0
 ROUNDED = 2e-6  # a few roundings of float32, and sums of some hundred terms
@@ -51,4 +51,4 @@ TABLE = (
     ("sample", sampling.sample, EXACT, [("greedy", 5000), ("draw", 3001), ("draw", 50)]),
 )  # fmt: skip
 
-CASES = [Case(kernel, record, tolerance, args) for kernel, record, tolerance, sizes in TABLE for args in sizes]
+CHECKS = [KernelCheck(kernel, record, tolerance, args) for kernel, record, tolerance, sizes in TABLE for args in sizes]

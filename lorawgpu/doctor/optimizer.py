@@ -1,4 +1,4 @@
-"""The kernels of an optimizer step, against their references. Each: (lab, sizes) -> results; see check.Case."""
+"""The kernels of an optimizer step, against their references. Each: (lab, sizes) -> results; see check.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Sampling against its specification: (lab, how, vocab) -> results; see check.Case."""
+"""Sampling against its specification: (lab, how, vocab) -> results; see check.py."""
 
 from dataclasses import replace
 
