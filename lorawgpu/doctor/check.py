@@ -67,6 +67,11 @@ def error_of(got: np.ndarray, want: np.ndarray) -> float:
     return float(error) if np.isfinite(error) else float("inf")
 
 
+def differing(got: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A result that must be exactly what is wanted, whatever the tolerance of its check."""
+    return ~(got == want), np.zeros(want.shape)  # a NaN differs
+
+
 def measure(check: KernelCheck, lab: Lab) -> tuple[float, str]:
     """The error of the first result of a check that is wrong (later ones follow from it), else the largest."""
     with lab.section:
