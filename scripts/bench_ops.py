@@ -15,32 +15,32 @@ import numpy as np
 
 from lorawgpu.doctor import elementwise as rows
 from lorawgpu.doctor import optimizer
-from lorawgpu.doctor.check import Case, measure
+from lorawgpu.doctor.check import KernelCheck, measure
 from lorawgpu.doctor.lab import Lab
 from lorawgpu.gpu import KernelCache, Plan, open_device
 from lorawgpu.gpu.profile import profile
 from lorawgpu.ops.matmul import Segments, matmul
 from lorawgpu.weights.device import pack_blocks
 
-ROW_KERNELS = {  # functions of `doctoring` and their sizes for M tokens, hidden C, middle I, heads, vocabulary V
+ROW_KERNELS = {  # functions of `doctor` and their sizes for M tokens, hidden C, middle I, heads, vocabulary V
     "bitnet-2b": lambda M: [
         ("rmsnorm", rows.rmsnorm, (M, 2560)),
         ("rmsnorm + quantiser", rows.rmsnorm_quantize, ("with rows", M, 2560)),
         ("quantiser", rows.quantize, (M, 6912)),
-        ("RoPE", rows.rotary, (M, 20, 5, 128)),
+        ("RoPE", rows.rotary, (M, 20, 5, 128, 0, M)),
         ("relu2 gate", rows.gate, ("relu2", M, 6912)),
         ("dropout", rows.adapter_dropout, (M, 2560)),
         ("embedding", rows.embedding, ("bf16", M, 2560)),
-        ("gather", rows.gather, (M, 2560)),
-        ("cross-entropy", rows.cross_entropy, (M // 8, 128256)),
-        ("AdamW", optimizer.adamw, (20_000_000,)),
+        ("gather", rows.gather, (M, 2560, M // 2)),
+        ("cross-entropy", rows.cross_entropy, (M // 8, 128256, M // 8)),
+        ("AdamW", optimizer.adamw, (2, 1.0, 20_000_000)),
     ],
     "smollm2-135m": lambda M: [
         ("rmsnorm", rows.rmsnorm, (M, 576)),
-        ("RoPE", rows.rotary, (M, 9, 3, 64)),
+        ("RoPE", rows.rotary, (M, 9, 3, 64, 0, M)),
         ("silu gate", rows.gate, ("silu", M, 1536)),
-        ("cross-entropy", rows.cross_entropy, (M // 4, 49152)),
-        ("AdamW", optimizer.adamw, (5_000_000,)),
+        ("cross-entropy", rows.cross_entropy, (M // 4, 49152, M // 4)),
+        ("AdamW", optimizer.adamw, (2, 1.0, 5_000_000)),
     ],
 }
 CHECKED = 2e-5  # sums of thousands of terms, and roundings of exp; a lost term is off by 1e-2
@@ -219,7 +219,7 @@ def bench_rows(device, kernels, shape, tokens):
     print(f"copy {copy / 1e12:.2f} TB/s")
     for name, record, sizes in ROW_KERNELS[shape](tokens):
         lab = Lab(Plan(device, kernels))
-        error, worst = measure(Case(name, record, CHECKED, sizes), lab)
+        error, worst = measure(KernelCheck(name, record, CHECKED, sizes), lab)
         require_right(error, f"{name} {sizes}: {worst}")
         runs = [profile(lab.plan, lab.sections) for _ in range(5)]
         for kind in runs[0]:

@@ -43,11 +43,11 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def lab(device, kernels):
+def runs(device, kernels):
     """Starts whole training runs on the session's device (tests/tiny_run.py)."""
-    from tiny_run import Lab
+    from tiny_run import Runs
 
-    return Lab(device, kernels)
+    return Runs(device, kernels)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from lorawgpu.doctor.tiny_models import reference_model
 from lorawgpu.reference.model import ReferenceModel
 from lorawgpu.weights.loader import open_checkpoint
 
-__all__ = ["GOLDEN", "SMALL_CASES", "GoldenCase", "read_case", "reference_model"]
+__all__ = ["GOLDEN", "SMALL_CASES", "ReferenceCase", "reference_case", "reference_model"]
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL_CASES = ("bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense")
 
 
 @dataclass(frozen=True)
-class GoldenCase:
+class ReferenceCase:
     settings: dict  # case.json
     expected: dict  # expected.npz
     batch: MicroBatch  # without padding: the rows where attention_mask is 1
@@ -27,7 +27,7 @@ class GoldenCase:
     model: ReferenceModel
 
 
-def read_case(name):
+def reference_case(name):
     """One of SMALL_CASES."""
     folder = GOLDEN / name
     settings = json.loads((folder / "case.json").read_text())
@@ -39,4 +39,4 @@ def read_case(name):
     ]
     adapter = load_file(folder / "adapter_init" / "adapter_model.safetensors")
     model = reference_model(open_checkpoint(folder), adapter, settings["lora"]["alpha"] / settings["lora"]["r"])
-    return GoldenCase(settings, dict(np.load(folder / "expected.npz")), flatten(samples, mask.sum()), mask, model)
+    return ReferenceCase(settings, dict(np.load(folder / "expected.npz")), flatten(samples, mask.sum()), mask, model)

@@ -41,12 +41,12 @@ class Poisoned(Trainer):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_changes_nothing_and_is_named(tmp_path, lab, capsys, value):
-    class Case(Poisoned):
+def test_a_step_that_is_not_finite_changes_nothing_and_is_named(tmp_path, runs, capsys, value):
+    class PoisonedWith(Poisoned):
         pass
 
-    Case.value = value
-    trainer = lab.trainer(write_config(tmp_path, max_steps=6, save_steps=100), kind=Case)
+    PoisonedWith.value = value
+    trainer = runs.trainer(write_config(tmp_path, max_steps=6, save_steps=100), kind=PoisonedWith)
     assert trainer.train() == 0
     records = read_metrics(tmp_path / "out" / "metrics.jsonl")
     bad = [r for r in records if "bad_step" in r]
@@ -74,11 +74,11 @@ def lines_of(window: Window, sets: list[dict]) -> str:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, lab, capsys, packing):
+def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, runs, capsys, packing):
     sets = [{"path": str(write_data(tmp_path / name, seed=n))} for n, name in enumerate(("a.jsonl", "b.jsonl"))]
     config = write_config(tmp_path, max_steps=20, max_bad_steps=2, save_steps=2, logging_steps=100, datasets=sets,
                           val_set_size=3, sample_packing=packing)  # fmt: skip
-    trainer = lab.trainer(config, kind=Never)
+    trainer = runs.trainer(config, kind=Never)
     with pytest.raises(CheckFailed) as failed:
         trainer.train()
     message = str(failed.value)
@@ -90,11 +90,11 @@ def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, lab, capsys, packi
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
-def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, lab):
+def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, runs):
     """Not at a step that is due (4), nor at the end."""
     config = write_config(tmp_path, max_steps=5, max_bad_steps=9, save_steps=2)
     with pytest.raises(CheckFailed, match="not saved: .*gate_proj.lora_B.* last good checkpoint is .*out/checkpoint-2"):
-        lab.train(config, kind=Never)
+        runs.train(config, kind=Never)
     assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-2"]
 
 
@@ -106,16 +106,16 @@ DESTROYED += [
 
 @pytest.mark.parametrize(("model", "modules", "rate"), DESTROYED)
 @pytest.mark.parametrize("save_steps", [1, 3])
-def test_a_destroyed_adapter_costs_no_good_checkpoint(tmp_path, lab, model, modules, rate, save_steps):
+def test_a_destroyed_adapter_costs_no_good_checkpoint(tmp_path, runs, model, modules, rate, save_steps):
     """It is finite still, and useless. What was saved before is there, is named, and goes on."""
     keys = {"save_steps": save_steps, "save_total_limit": 1, "lr_scheduler": "constant", "max_bad_steps": 4}
     keys |= {"base_model": str(GOLDEN / model), "lora_target_modules": modules or "all-linear"}
-    lab.train(write_config(tmp_path, max_steps=3, **keys))
+    runs.train(write_config(tmp_path, max_steps=3, **keys))
     absurd = write_config(tmp_path, max_steps=30, **keys, learning_rate=rate)
     with pytest.raises(CheckFailed, match="out/checkpoint-3; --resume continues"):
-        lab.train(absurd, "auto")
+        runs.train(absurd, "auto")
     assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-3"]
-    folder = lab.train(write_config(tmp_path, max_steps=8, **keys), "auto")
+    folder = runs.train(write_config(tmp_path, max_steps=8, **keys), "auto")
     assert (folder / "checkpoint-8").is_dir() and np.isfinite(losses(folder)[-1])
 
 
@@ -147,8 +147,8 @@ class Stumbling(Trainer):
         self.engine.window = real
 
 
-def test_a_checkpoint_that_a_bad_step_put_off_comes_after_the_next_good_one(tmp_path, lab):
-    folder = lab.train(write_config(tmp_path, max_steps=10, save_steps=4, save_total_limit=9), kind=Stumbling)
+def test_a_checkpoint_that_a_bad_step_put_off_comes_after_the_next_good_one(tmp_path, runs):
+    folder = runs.train(write_config(tmp_path, max_steps=10, save_steps=4, save_total_limit=9), kind=Stumbling)
     assert sorted(int(p.name.split("-")[1]) for p in folder.glob("checkpoint-*")) == [5, 9, 10]
 
 
@@ -160,21 +160,21 @@ def test_an_absurd_rate_ends_with_exit_code_1(tmp_path, capsys, train_main):
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
-def test_a_final_adapter_that_says_nothing_fails(tmp_path, lab):
+def test_a_final_adapter_that_says_nothing_fails(tmp_path, runs):
     """A rate so small that B stays under float32's reach of the output: nothing changes but the file."""
     with pytest.raises(CheckFailed, match="changes nothing in what the model says.*checkpoint-2"):
-        lab.train(write_config(tmp_path, max_steps=2, learning_rate=1e-30))
+        runs.train(write_config(tmp_path, max_steps=2, learning_rate=1e-30))
 
 
-def test_a_final_adapter_that_never_moved_fails(tmp_path, lab):
+def test_a_final_adapter_that_never_moved_fails(tmp_path, runs):
     config = write_config(tmp_path, max_steps=2, learning_rate=1e-30, adapter=str(ADAPTER), lora_r=None,
                           lora_alpha=None)  # fmt: skip
     with pytest.raises(CheckFailed, match="is the one that the run started with"):
-        lab.train(config)
+        runs.train(config)
 
 
-def test_windows_without_a_target_are_skipped_and_counted(tmp_path, lab, capsys):
-    trainer = lab.trainer(write_config(tmp_path, max_steps=4))
+def test_windows_without_a_target_are_skipped_and_counted(tmp_path, runs, capsys):
+    trainer = runs.trainer(write_config(tmp_path, max_steps=4))
     real = trainer.run.batches.windows
 
     def windows(state=None):

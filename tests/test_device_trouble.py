@@ -55,8 +55,8 @@ def test_memory_that_runs_out_ends_the_run_naming_what_was_saved(tmp_path):
         Crowded(run, build_engine(run, open_device())).train()
 
 
-def test_submits_are_paced_by_what_was_measured(tmp_path, lab):
-    trainer = lab.trainer(write_config(tmp_path, max_steps=3, max_dispatch_ms=1))
+def test_submits_are_paced_by_what_was_measured(tmp_path, runs):
+    trainer = runs.trainer(write_config(tmp_path, max_steps=3, max_dispatch_ms=1))
     assert trainer.train() == 0
     limit = trainer.engine.options.flops_per_submit
     assert 0 < limit < math.inf
@@ -64,7 +64,7 @@ def test_submits_are_paced_by_what_was_measured(tmp_path, lab):
 
 
 @pytest.mark.long
-def test_memory_stays_flat_over_500_steps(tmp_path, lab):
+def test_memory_stays_flat_over_500_steps(tmp_path, runs):
     class Weighed(Trainer):
         sizes = []
 
@@ -76,7 +76,7 @@ def test_memory_stays_flat_over_500_steps(tmp_path, lab):
     data = write_data(tmp_path / "d.jsonl", samples=50, longest=30)
     config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=500, save_steps=50, logging_steps=5,
                           lora_dropout=0.1, gradient_accumulation_steps=2)  # fmt: skip
-    lab.train(config, kind=Weighed)
+    runs.train(config, kind=Weighed)
     (host_before, gpu_before), (host_after, gpu_after) = Weighed.sizes
     assert gpu_after == gpu_before
     assert host_after < host_before + (16 << 20)  # 40 KiB a step would show

@@ -10,10 +10,10 @@ import pytest
 
 from lorawgpu.doctor import __main__ as doctor
 from lorawgpu.doctor import kernels as table
-from lorawgpu.doctor.check import Case, Outcome, error_of, run_case
+from lorawgpu.doctor.check import KernelCheck, Outcome, error_of, run_check
 from lorawgpu.doctor.end_to_end import check_decoding, check_training
 from lorawgpu.doctor.environment import short_limits
-from lorawgpu.doctor.kernels import CASES
+from lorawgpu.doctor.kernels import CHECKS
 from lorawgpu.doctor.lab import Fault
 from lorawgpu.doctor.system import Card, System, diagnose, inspect_system, install_advice
 from lorawgpu.gpu import KernelCache
@@ -26,7 +26,7 @@ BENCHMARK_ONLY = {"random"}  # makes weights for benchmarks, which nobody compar
 @pytest.fixture(scope="module")
 def whole(device, kernels):
     """All kernel checks on good kernels; the session's cache holds them compiled afterwards."""
-    return [run_case(device, kernels, case) for case in CASES]
+    return [run_check(device, kernels, check) for check in CHECKS]
 
 
 def test_every_kernel_is_right_here(whole):
@@ -47,9 +47,9 @@ def test_every_entry_point_is_in_the_table(device, whole):
         entries |= {f"{path.name}:{name}" for name in names if path.stem not in BENCHMARK_ONLY}
     recorded = set()
     cache.get = lambda stem, entry, *_: recorded.add(f"{stem}.wgsl:{entry}") or KernelCache.get(cache, stem, entry, *_)
-    for case in CASES:
-        if not case.kernel.startswith(("mat", "flash")):  # templates: slow to compile again
-            run_case(device, cache, case)
+    for check in CHECKS:
+        if not check.kernel.startswith(("mat", "flash")):  # templates: slow to compile again
+            run_check(device, cache, check)
     recorded |= {"sum_parts.wgsl:forward"}  # of flash attention, seen in the test above
     assert entries <= recorded
 
@@ -97,8 +97,8 @@ def test_a_broken_kernel_is_named(device, kernels, whole, monkeypatch, fault):
     break_shader(monkeypatch, *BROKEN[fault])
     broken = Breaking(kernels, stem)
     # one size of each variant: the others agree
-    firsts = {(case.kernel, case.record, str(case.args[0])): case for case in reversed(CASES)}.values()
-    wrong = [o for o in (run_case(device, broken, case) for case in firsts) if not o.ok]
+    firsts = {(check.kernel, check.record, str(check.args[0])): check for check in reversed(CHECKS)}.values()
+    wrong = [o for o in (run_check(device, broken, check) for check in firsts) if not o.ok]
     assert wrong and all(stem in o.named for o in wrong), [(o.named, o.error, o.fault) for o in wrong]
 
 
@@ -120,7 +120,7 @@ def test_tiny_models_are_right_here(device, kernels, family):
 @pytest.fixture
 def few(monkeypatch, device, kernels):
     """The command with few checks and the session's device."""
-    monkeypatch.setattr(doctor, "CASES", [c for c in CASES if c.kernel in ("gate", "rmsnorm")])
+    monkeypatch.setattr(doctor, "CHECKS", [c for c in CHECKS if c.kernel in ("gate", "rmsnorm")])
     monkeypatch.setattr(doctor, "FAMILIES", [])
     monkeypatch.setattr(doctor, "open_device", lambda choice: device)
 
@@ -157,7 +157,7 @@ def test_a_broken_kernel_in_json(few, capsys, monkeypatch):
 
 def test_a_lost_device_ends_the_checks(few, capsys, monkeypatch):
     lost = Outcome("gate", "silu, 3, 123", None, 0.0, fault="the device was lost: Parent device is lost")
-    monkeypatch.setattr(doctor, "run_case", lambda *_: lost)
+    monkeypatch.setattr(doctor, "run_check", lambda *_: lost)
     assert doctor.main([]) == 1
     out, err = capsys.readouterr()
     assert "2 checks, 1 failed" in out and "FAILED: the device was lost" in out and "1 checks failed" in err
@@ -268,7 +268,7 @@ def test_a_kernel_that_writes_past_its_end_or_differs_is_caught(device, kernels)
         lab.plan.clear(out.tensor)
         return lambda: {"out": (out.value, np.zeros((4, 16)))}
 
-    outcome = run_case(device, kernels, Case("clear", too_long, 0.0))
+    outcome = run_check(device, kernels, KernelCheck("clear", too_long, 0.0))
     assert not outcome.ok and "a neighbour was overwritten" in outcome.fault
     assert replace(outcome, fault="", error=float("nan")).ok is False
 

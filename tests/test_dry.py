@@ -60,10 +60,10 @@ def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_of_a_run_to_resume_it_writes_and_touches_nothing(tmp_path, capsys, lab, train_main, cached):
+def test_of_a_run_to_resume_it_writes_and_touches_nothing(tmp_path, capsys, runs, train_main, cached):
     """Not even to tidy up: the newest checkpoint is one whose replacement was cut short between its two renames."""
     config = write_config(tmp_path, max_steps=4, save_steps=2)
-    folder = lab.train(config)
+    folder = runs.train(config)
     (folder / "checkpoint-4").rename(folder / ".checkpoint-4.replaced")
     shutil.copytree(folder / "checkpoint-2", folder / ".checkpoint-4.partial")
     if not cached:

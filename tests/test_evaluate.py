@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from golden_case import SMALL_CASES, read_case
+from golden_case import SMALL_CASES, reference_case
 from tiny_run import MODEL, write_config, write_data
 
 from lorawgpu.config.schema import load_config
@@ -38,7 +38,7 @@ def write_case(case: str, path):
 
 @pytest.mark.parametrize("case", SMALL_CASES)
 def test_the_loss_of_a_golden_case(tmp_path, capsys, case):
-    golden = read_case(case)
+    golden = reference_case(case)
     data = write_case(case, tmp_path / "d.jsonl")
     folder = MODEL.parent / case
     numbers = evaluate(capsys, "--model", folder, "--adapter", folder / "adapter_init", "--data", data)
@@ -49,11 +49,11 @@ def test_the_loss_of_a_golden_case(tmp_path, capsys, case):
     assert numbers["tokens"] == golden.batch.targets and numbers.keys() == {"loss", "perplexity", "tokens"}
 
 
-def test_as_training_evaluates(tmp_path, lab, capsys):
+def test_as_training_evaluates(tmp_path, runs, capsys):
     """Other capacities and neighbours: flash attention groups keys by place in the row, hence float32 rounding."""
     held_out = write_data(tmp_path / "v.jsonl", samples=9, seed=3)
     config = write_config(tmp_path, test_datasets=[{"path": str(held_out)}], eval_steps=2, max_steps=2)
-    folder = lab.train(config)
+    folder = runs.train(config)
     logged = [r for r in read_metrics(folder / "metrics.jsonl") if "eval_loss" in r]
     capsys.readouterr()
     numbers = evaluate(capsys, "--model", MODEL, "--adapter", folder, "--data", held_out)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from exports import DENSE, adapter_of, export, gguf_with_tokenizer, wanted
-from golden_case import GOLDEN, read_case
+from golden_case import GOLDEN, reference_case
 from tiny_model import TinyCheckpoint, random_adapter, tiny_config
 
 from lorawgpu.chat.builtin import CHATML
@@ -57,7 +57,7 @@ def test_a_ternary_base_is_not_merged(tmp_path, capsys):
         first, *said = capsys.readouterr().out.splitlines()
         assert first.startswith("wrote merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY: ")
         assert "every weight, in bf16, is" in said[0] and "not to serve" in said[-1]
-        model, changes = read_case(case).model, wanted(GOLDEN / case / "adapter_init")
+        model, changes = reference_case(case).model, wanted(GOLDEN / case / "adapter_init")
         stored = merged.read_weights(tmp_path / case)
         for module, change in changes.items():
             codes, scale = model.weights[f"{module}.weight"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from golden_case import SMALL_CASES, read_case
+from golden_case import SMALL_CASES, reference_case
 from gradcheck import relative_error
 
 from lorawgpu.data.batching import Sample, flatten
@@ -17,7 +17,7 @@ TOLERANCE = 4e-6
 
 @pytest.fixture(scope="module", params=SMALL_CASES)
 def case(request):
-    return read_case(request.param)
+    return reference_case(request.param)
 
 
 def steps_of(case):

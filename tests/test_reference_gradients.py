@@ -29,7 +29,7 @@ from lorawgpu.reference.ternary import bitlinear_backward
 
 
 @dataclass
-class Case:
+class GradientCase:
     """One op: forward(**inputs) -> y, backward(dy, **inputs) -> gradients, and backwards that lack one term."""
 
     forward: object
@@ -51,7 +51,7 @@ def rmsnorm_case():
     def no_mean_term(dy, x):
         return {"x": dy * weight * rmsnorm_forward(x, weight, eps)[1][:, None]}
 
-    return Case(
+    return GradientCase(
         lambda x: rmsnorm_forward(x, weight, eps)[0], backward, {"x": normal(3, 13)}, {"mean term": no_mean_term}
     )
 
@@ -64,7 +64,7 @@ def bitlinear_case():
     def backward(dy, x):
         return {"x": quantize_backward(bitlinear_backward(dy, T, w))}
 
-    return Case(
+    return GradientCase(
         lambda x: (x + residual) @ T.T * w,
         backward,
         {"x": x},
@@ -79,7 +79,7 @@ def bitlinear_case():
 
 def dense_case():
     weight = normal(5, 7)
-    return Case(
+    return GradientCase(
         lambda x: dense_forward(x, weight), lambda dy, x: {"x": dense_backward(dy, weight)}, {"x": normal(3, 7)}
     )
 
@@ -98,12 +98,12 @@ def lora_case(p):
     missing = {"scale": lambda dy, **inputs: {name: g / scale for name, g in backward(dy, **inputs).items()}}
     if p:
         missing["mask"] = lambda dy, **inputs: backward(dy, mask=None, **inputs)
-    return Case(forward, backward, {"x": normal(4, 7), "A": normal(3, 7), "B": normal(5, 3)}, missing)
+    return GradientCase(forward, backward, {"x": normal(4, 7), "A": normal(3, 7), "B": normal(5, 3)}, missing)
 
 
 def rope_case():
     cos, sin = rope_tables([0, 5, 2], rope_inv_freq(100.0, 6))
-    return Case(
+    return GradientCase(
         lambda x: rope_forward(x, cos, sin),
         lambda dy, x: {"x": rope_backward(dy, cos, sin)},
         {"x": normal(3, 12)},
@@ -157,7 +157,7 @@ def chain_case(softcap):
             return {"q": dq, "k": dk, "v": dv}
 
         missing["softcap slope"] = no_softcap
-    return Case(forward, backward, qkv(), missing)
+    return GradientCase(forward, backward, qkv(), missing)
 
 
 def flash_case(softcap):
@@ -167,7 +167,7 @@ def flash_case(softcap):
         out, lse = attention_forward(q, k, v, **options)
         return dict(zip("qkv", attention_backward(dout, q, k, v, delta * out, lse, **options), strict=True))
 
-    return Case(
+    return GradientCase(
         lambda q, k, v: attention_forward(q, k, v, **options)[0],
         backward,
         qkv(),
@@ -189,7 +189,7 @@ def gate_case(act):
         slope = np.maximum(g, 0.0) if act == "relu2" else 1.0 / (1.0 + np.exp(-g))
         return {**backward(dm, g, u), "g": dm * u * slope}
 
-    return Case(
+    return GradientCase(
         forward,
         backward,
         {"g": normal(3, 7), "u": normal(3, 7, seed=1)},
@@ -199,7 +199,7 @@ def gate_case(act):
 
 def gather_case():
     rows = np.array([4, 1])
-    return Case(
+    return GradientCase(
         lambda x: gather_forward(x, rows),
         lambda dy, x: {"x": gather_backward(dy, rows, 5)},
         {"x": normal(5, 3)},
@@ -216,7 +216,7 @@ def cross_entropy_case():
     def no_target(dy, x):
         return {"x": dy[:, None] * np.exp(x - cross_entropy_forward(x, targets)[1][:, None])}
 
-    return Case(
+    return GradientCase(
         lambda x: cross_entropy_forward(x, targets)[0],
         backward,
         {"x": normal(3, 5)},
@@ -227,7 +227,7 @@ def cross_entropy_case():
 def head_case():
     """Chunks of 2 over 5 rows: the last one is partial."""
     weight, targets = normal(11, 6), np.array([2, 0, 10, 2, 7])
-    return Case(
+    return GradientCase(
         lambda x: head_loss(x, weight, targets, 2)[0].sum(),
         lambda dy, x: {"x": dy * head_loss(x, weight, targets, 2)[1]},
         {"x": normal(5, 6)},

@@ -57,7 +57,7 @@ def test_a_run_ends_with_a_report_of_everything(tmp_path, train_main, capsys):
     assert lines == 2 and html.count("with the adapter, step 6") == 2
 
 
-def test_the_base_is_looked_at_before_the_first_step_and_leaves_no_trace(tmp_path, lab):
+def test_the_base_is_looked_at_before_the_first_step_and_leaves_no_trace(tmp_path, runs):
     """With an adapter to continue from, the base is the model without it; training still starts from the adapter."""
     keys = {
         "adapter": str(MODEL / "adapter_init"),
@@ -66,9 +66,9 @@ def test_the_base_is_looked_at_before_the_first_step_and_leaves_no_trace(tmp_pat
         "val_set_size": 2,
         "max_steps": 2,
     }
-    without = lab.trainer(write_config(tmp_path / "a", **keys))
+    without = runs.trainer(write_config(tmp_path / "a", **keys))
     assert without.train() == 0
-    looked = lab.trainer(write_config(tmp_path / "b", **keys, eval_steps=2))
+    looked = runs.trainer(write_config(tmp_path / "b", **keys, eval_steps=2))
     assert looked.train() == 0
     for name, tensor in without.engine.tensors().items():
         assert np.array_equal(tensor, looked.engine.tensors()[name]), name
@@ -218,12 +218,12 @@ class Library(types.ModuleType):
     finish = close
 
 
-def test_numbers_go_to_tensorboard_and_wandb(tmp_path, monkeypatch, lab):
+def test_numbers_go_to_tensorboard_and_wandb(tmp_path, monkeypatch, runs):
     board, wandb = Library("tensorboard.summary"), Library("wandb")
     monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
     monkeypatch.setitem(sys.modules, "tensorboard.summary", board)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    folder = lab.train(write_config(tmp_path, max_steps=2, report_to=["tensorboard", "wandb"]))
+    folder = runs.train(write_config(tmp_path, max_steps=2, report_to=["tensorboard", "wandb"]))
     logged = [r for r in read_metrics(folder / "metrics.jsonl") if "learning_rate" in r]
     assert board.told[0] == ("open", str(folder / "tensorboard")) and board.told[-1] == "closed"
     assert [t for t in board.told if t[0] == "loss"] == [("loss", r["loss"], r["step"]) for r in logged]

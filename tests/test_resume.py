@@ -74,23 +74,23 @@ def start(config: Path) -> subprocess.Popen:
 
 
 @pytest.fixture
-def whole(tmp_path, lab) -> Path:
-    return lab.train(everything(tmp_path, "whole"))
+def whole(tmp_path, runs) -> Path:
+    return runs.train(everything(tmp_path, "whole"))
 
 
-def test_stopped_anywhere_and_resumed_is_bit_equal(tmp_path, lab, whole, capsys):
+def test_stopped_anywhere_and_resumed_is_bit_equal(tmp_path, runs, whole, capsys):
     """Steps 2, 4 (where a checkpoint is due as well) and 7 are interrupted, one after another, in a single run."""
     config = everything(tmp_path, "cut")
     for step in (2, 4, 7):
-        assert lab.trainer(config, "auto", stopping_at(step)).train() == 128 + signal.SIGTERM
+        assert runs.trainer(config, "auto", stopping_at(step)).train() == 128 + signal.SIGTERM
         assert newest_checkpoint(tmp_path / "cut" / "out").name == f"checkpoint-{step}"
         err = capsys.readouterr().err
         assert "SIGTERM: finishing this step" in err and f"stopped after step {step}, saved" in err
         assert not (tmp_path / "cut" / "out" / "adapter_model.safetensors").exists()
-    assert_same_run(whole, lab.train(config, "auto"))
+    assert_same_run(whole, runs.train(config, "auto"))
 
 
-def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, lab, whole):
+def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, runs, whole):
     """What a killed run wrote after its last checkpoint is cut from the metrics."""
 
     class Killed(Trainer):
@@ -101,43 +101,43 @@ def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, lab, w
 
     config = everything(tmp_path, "cut")
     with pytest.raises(ZeroDivisionError):
-        lab.train(config, kind=Killed)
+        runs.train(config, kind=Killed)
     folder = tmp_path / "cut" / "out"
     assert newest_checkpoint(folder).name == "checkpoint-6"  # the best so far, or one that was due
-    assert_same_run(whole, lab.train(config, "auto"))
+    assert_same_run(whole, runs.train(config, "auto"))
 
 
-def test_a_finished_run_resumes_to_itself_and_can_be_made_longer(tmp_path, lab, whole, capsys):
+def test_a_finished_run_resumes_to_itself_and_can_be_made_longer(tmp_path, runs, whole, capsys):
     config = everything(tmp_path, "whole")
     before = adapter_bytes(whole)
-    assert lab.train(config, "auto") == whole and adapter_bytes(whole) == before
+    assert runs.train(config, "auto") == whole and adapter_bytes(whole) == before
     assert f"finished already: step {STEPS} is the last one; raise max_steps or num_epochs" in capsys.readouterr().out
     longer = everything(tmp_path, "whole", max_steps=STEPS + 2)
-    lab.train(longer, "auto")
+    runs.train(longer, "auto")
     assert newest_checkpoint(whole).name == f"checkpoint-{STEPS + 2}"
 
 
-def test_resume_from_a_named_checkpoint_into_another_folder(tmp_path, lab, whole):
+def test_resume_from_a_named_checkpoint_into_another_folder(tmp_path, runs, whole):
     config = everything(tmp_path, "branch")
-    folder = lab.train(config, str(whole / "checkpoint-8"))
+    folder = runs.train(config, str(whole / "checkpoint-8"))
     assert adapter_bytes(folder) == adapter_bytes(whole)
     with pytest.raises(UserError, match="checkpoint-9, which another course of training would mix with"):
-        lab.trainer(everything(tmp_path, "whole"), str(whole / "checkpoint-8"))
+        runs.trainer(everything(tmp_path, "whole"), str(whole / "checkpoint-8"))
 
 
-def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path, lab, whole):
-    branch = lab.trainer(everything(tmp_path, "branch"), str(whole))
+def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path, runs, whole):
+    branch = runs.trainer(everything(tmp_path, "branch"), str(whole))
     assert branch.standing.step == STEPS
-    itself = lab.trainer(everything(tmp_path, "whole"), str(whole))
+    itself = runs.trainer(everything(tmp_path, "whole"), str(whole))
     assert itself.standing.step == STEPS
 
 
-def test_bad_step_counters_and_best_are_resumed(tmp_path, lab):
-    trainer = lab.trainer(everything(tmp_path, "a"), kind=stopping_at(4))
+def test_bad_step_counters_and_best_are_resumed(tmp_path, runs):
+    trainer = runs.trainer(everything(tmp_path, "a"), kind=stopping_at(4))
     trainer.train()
     trainer.standing.bad = trainer.standing.bad.__class__(False, 1, 2, None, 4)
     trainer._save()
-    resumed = lab.trainer(everything(tmp_path, "a"), "auto")
+    resumed = runs.trainer(everything(tmp_path, "a"), "auto")
     assert resumed.standing == trainer.standing and resumed.standing.best["step"] in (2, 4)
     state = resumed.engine.steps_state()
     assert (state.bad_run, state.bad_total, state.windows) == (1, 2, 4)
@@ -151,8 +151,8 @@ def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys, t
     assert adapter_bytes(tmp_path / "out")
 
 
-def test_a_dry_run_where_a_run_is(tmp_path, capsys, lab, train_main):
-    folder = lab.train(write_config(tmp_path, max_steps=1))
+def test_a_dry_run_where_a_run_is(tmp_path, capsys, runs, train_main):
+    folder = runs.train(write_config(tmp_path, max_steps=1))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with only_run_in(folder):
         assert train_main([str(tmp_path / "config.yaml"), "--dry-run"]) == 0
@@ -160,14 +160,14 @@ def test_a_dry_run_where_a_run_is(tmp_path, capsys, lab, train_main):
     assert before.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}.items()
 
 
-def test_what_steers_and_was_changed_is_said(tmp_path, lab, capsys):
-    lab.train(write_config(tmp_path, max_steps=1))
-    lab.train(write_config(tmp_path, max_steps=2, learning_rate=1e-3), "auto")
+def test_what_steers_and_was_changed_is_said(tmp_path, runs, capsys):
+    runs.train(write_config(tmp_path, max_steps=1))
+    runs.train(write_config(tmp_path, max_steps=2, learning_rate=1e-3), "auto")
     err = capsys.readouterr().err
     assert "note: this run will not end as the one before would have: learning_rate: the checkpoint has 0.01" in err
 
 
-def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_path, lab, monkeypatch):
+def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_path, runs, monkeypatch):
     """Else the data would differ tomorrow, and the run could not be resumed."""
     model = byte_model(tmp_path / "model")
     with open(tmp_path / "chat.jsonl", "w") as file:
@@ -176,7 +176,7 @@ def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_pa
             file.write(json.dumps({"messages": turns}) + "\n")
     template = "{{ strftime_now('%j %H %M %S') }}{% for m in messages %}{{ m.content }}~{% endfor %}"
     keys = {"base_model": str(model), "datasets": [{"path": str(tmp_path / "chat.jsonl")}], "sequence_len": 64}
-    lab.train(write_config(tmp_path, chat_template_jinja=template, max_steps=1, **keys))
+    runs.train(write_config(tmp_path, chat_template_jinja=template, max_steps=1, **keys))
 
     class Tomorrow(datetime):
         @classmethod
@@ -184,9 +184,9 @@ def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_pa
             return datetime.now() + timedelta(days=1)
 
     monkeypatch.setattr(chat, "datetime", Tomorrow)
-    trainer = lab.trainer(write_config(tmp_path, chat_template_jinja=template, max_steps=2, **keys), "auto")
+    trainer = runs.trainer(write_config(tmp_path, chat_template_jinja=template, max_steps=2, **keys), "auto")
     assert trainer.train() == 0
-    assert lab.trainer(tmp_path / "config.yaml", "auto").run.text.template.now.date() == date.today()
+    assert runs.trainer(tmp_path / "config.yaml", "auto").run.text.template.now.date() == date.today()
 
 
 # What is refused
@@ -227,9 +227,9 @@ def test_an_output_dir_that_cannot_be_written(tmp_path, capsys, train_main):
         assert "; choose another output_dir" in err
 
 
-def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab, train_main):
+def test_starting_afresh_where_a_run_is(tmp_path, capsys, runs, train_main):
     config = write_config(tmp_path, max_steps=1)
-    lab.train(config)
+    runs.train(config)
     before = adapter_bytes(tmp_path / "out")
     assert train_main([str(config)]) == 2
     err = capsys.readouterr().err
@@ -250,8 +250,8 @@ def test_starting_afresh_where_a_run_is(tmp_path, capsys, lab, train_main):
         ({"max_steps": 1}, "checkpoint-2: at step 2 already, and this run has 1 steps: raise max_steps or num_epochs"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, lab, changed, words, train_main):
-    lab.train(write_config(tmp_path, max_steps=2))
+def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, runs, changed, words, train_main):
+    runs.train(write_config(tmp_path, max_steps=2))
     if "base_model" in changed:
         changed = {"base_model": str(shutil.copytree(MODEL, tmp_path / "model"))}
         weights = tmp_path / "model" / "model.safetensors"
@@ -269,8 +269,8 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, lab, c
     assert "max_steps" in changed or "checkpoint-2: made by another run" in err
 
 
-def test_a_garbled_state_is_refused(tmp_path, capsys, lab, train_main):
-    folder = lab.train(write_config(tmp_path, max_steps=1))
+def test_a_garbled_state_is_refused(tmp_path, capsys, runs, train_main):
+    folder = runs.train(write_config(tmp_path, max_steps=1))
     file = folder / "checkpoint-1" / "trainer_state.json"
     state = json.loads(file.read_text())
     del state["data"]
@@ -279,8 +279,8 @@ def test_a_garbled_state_is_refused(tmp_path, capsys, lab, train_main):
     assert "its state lacks or garbles 'data'" in capsys.readouterr().err
 
 
-def test_no_whole_checkpoint_is_refused(tmp_path, capsys, lab):
-    folder = lab.train(write_config(tmp_path, max_steps=1))
+def test_no_whole_checkpoint_is_refused(tmp_path, capsys, runs):
+    folder = runs.train(write_config(tmp_path, max_steps=1))
     (folder / "checkpoint-1" / "optimizer.safetensors").unlink()
     assert command.main([str(tmp_path / "config.yaml"), "--resume"]) == 2
     assert "none of its 1 checkpoints is whole" in capsys.readouterr().err

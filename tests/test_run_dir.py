@@ -17,9 +17,9 @@ def tree(folder):
 
 
 @pytest.fixture
-def finished(tmp_path, lab):
+def finished(tmp_path, runs):
     """The folder of a finished run whose checkpoints were cleared away."""
-    folder = lab.train(write_config(tmp_path, max_steps=1))
+    folder = runs.train(write_config(tmp_path, max_steps=1))
     for checkpoint in list_checkpoints(folder):
         shutil.rmtree(checkpoint)
     return folder
@@ -54,8 +54,8 @@ def test_the_config_that_was_given_is_kept(tmp_path, capsys, train_main, resume)
     assert config.read_bytes() == before
 
 
-def test_a_run_goes_on_from_its_own_config_which_stays(tmp_path, capsys, lab, train_main):
-    lab.train(write_config(tmp_path, max_steps=1))
+def test_a_run_goes_on_from_its_own_config_which_stays(tmp_path, capsys, runs, train_main):
+    runs.train(write_config(tmp_path, max_steps=1))
     own = tmp_path / "out" / "config.yaml"
     before = own.read_bytes()
     assert before.startswith(MARK.encode()) and load_config(own).max_steps == 1
@@ -64,9 +64,9 @@ def test_a_run_goes_on_from_its_own_config_which_stays(tmp_path, capsys, lab, tr
     assert "was given and stays as it is; this run differs from it by what --set says" in capsys.readouterr().err
 
 
-def test_the_metrics_of_a_run_killed_early_are_kept(tmp_path, capsys, lab, train_main):
+def test_the_metrics_of_a_run_killed_early_are_kept(tmp_path, capsys, runs, train_main):
     config = write_config(tmp_path, max_steps=2)
-    lab.trainer(config, kind=stopping_at(1)).train()
+    runs.trainer(config, kind=stopping_at(1)).train()
     shutil.rmtree(tmp_path / "out" / "checkpoint-1")
     before = (tmp_path / "out" / "metrics.jsonl").read_bytes()
     assert train_main([str(config)]) == 2

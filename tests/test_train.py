@@ -43,30 +43,30 @@ def test_eight_examples_are_learned_by_heart(tmp_path, capsys):
     assert first["step"] == 0 and "trainable parameters" in first["plan"]["adapter"]
 
 
-def test_two_runs_of_one_seed_are_identical_and_of_another_seed_not(tmp_path, lab):
+def test_two_runs_of_one_seed_are_identical_and_of_another_seed_not(tmp_path, runs):
     keys = {"lora_dropout": 0.2, "gradient_accumulation_steps": 2, "max_steps": 5}
-    a, b, c = (lab.train(write_config(tmp_path / n, **keys, seed=s)) for n, s in (("a", 1), ("b", 1), ("c", 2)))
+    a, b, c = (runs.train(write_config(tmp_path / n, **keys, seed=s)) for n, s in (("a", 1), ("b", 1), ("c", 2)))
     assert adapter_bytes(a) == adapter_bytes(b) != adapter_bytes(c)
     assert losses(a) == losses(b) != losses(c)
 
 
-def test_accumulation_splits_agree(tmp_path, lab):
+def test_accumulation_splits_agree(tmp_path, runs):
     """4 x 1, 2 x 2 and 1 x 4 see the same samples in the same windows, so they differ by float32 rounding alone."""
     data = write_data(tmp_path / "d.jsonl", samples=10)
-    runs = [
-        lab.train(
+    folders = [
+        runs.train(
             write_config(tmp_path / f"{size}", datasets=[{"path": str(data)}], micro_batch_size=size, adam_epsilon=1e-3,
                          gradient_accumulation_steps=4 // size, max_steps=6)
         )
         for size in (4, 2, 1)
     ]  # fmt: skip
     start = prepare(load_config(tmp_path / "4" / "config.yaml")).start
-    updates = [np.concatenate([(t - start[n]).ravel() for n, t in read_adapter(run)[1].items()]) for run in runs]
+    updates = [np.concatenate([(t - start[n]).ravel() for n, t in read_adapter(run)[1].items()]) for run in folders]
     for other in updates[1:]:  # epsilon 1e-3 keeps Adam from turning rounding of tiny gradients into whole steps
         assert np.linalg.norm(other - updates[0]) < 1e-3 * np.linalg.norm(updates[0])
 
 
-def test_loss_and_norm_are_means_over_the_targets_of_the_window(tmp_path, lab):
+def test_loss_and_norm_are_means_over_the_targets_of_the_window(tmp_path, runs):
     """Windows of 2 x 2 over 7 samples: the last of an epoch holds 3 samples, one micro-batch of a single one.
 
     Against the float64 reference; the rate is too small to move the adapter.
@@ -74,7 +74,7 @@ def test_loss_and_norm_are_means_over_the_targets_of_the_window(tmp_path, lab):
     data = write_data(tmp_path / "d.jsonl", samples=7)
     keys = {"adapter": str(ADAPTER), "lora_r": None, "lora_alpha": None, "gradient_accumulation_steps": 2}
     config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=4, learning_rate=1e-9, **keys)
-    trainer = lab.trainer(config)
+    trainer = runs.trainer(config)
     windows = trainer.run.batches.windows()
     windows = [next(windows) for _ in range(4)]
     assert trainer.train() == 0
@@ -88,8 +88,8 @@ def test_loss_and_norm_are_means_over_the_targets_of_the_window(tmp_path, lab):
         assert record["grad_norm"] == pytest.approx(grad_norm(grads.values()), rel=1e-4)
 
 
-def test_the_rate_follows_the_schedule(tmp_path, lab):
-    folder = lab.train(write_config(tmp_path, max_steps=6, warmup_steps=2, lr_scheduler="linear"))
+def test_the_rate_follows_the_schedule(tmp_path, runs):
+    folder = runs.train(write_config(tmp_path, max_steps=6, warmup_steps=2, lr_scheduler="linear"))
     rates = [r["learning_rate"] for r in read_metrics(folder / "metrics.jsonl") if "learning_rate" in r]
     assert rates == [Schedule("linear", 1e-2, 6, 2).lr(step) for step in range(6)]
 
@@ -117,21 +117,21 @@ class Counting(Trainer):
         self.seen |= capacities
 
 
-def test_no_gpu_object_is_created_after_the_first_step_of_a_capacity(tmp_path, lab):
+def test_no_gpu_object_is_created_after_the_first_step_of_a_capacity(tmp_path, runs):
     data = write_data(tmp_path / "d.jsonl", samples=12, longest=30)
     config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=30, micro_batch_size=3,
                           gradient_accumulation_steps=2, logging_steps=4)  # fmt: skip
-    trainer = lab.trainer(config, kind=Counting)
+    trainer = runs.trainer(config, kind=Counting)
     assert trainer.train() == 0
     assert len(trainer.seen) > 1
     for (_, before), (new, after) in zip(trainer.counts[1:], trainer.counts[2:], strict=False):
         assert new or before == after
 
 
-def test_micro_batches_of_every_kind_of_window_are_prepared_ahead_but_not_consumed(tmp_path, lab):
+def test_micro_batches_of_every_kind_of_window_are_prepared_ahead_but_not_consumed(tmp_path, runs):
     """What a checkpoint calls consumed is what finished steps used, whatever the thread has read ahead."""
     config = write_config(tmp_path, max_steps=2, gradient_accumulation_steps=2)
-    trainer = lab.trainer(config)
+    trainer = runs.trainer(config)
     windows = trainer.run.batches.windows()
     expected = [next(windows).state for _ in range(2)][-1]
     assert trainer.train() == 0
@@ -141,14 +141,14 @@ def test_micro_batches_of_every_kind_of_window_are_prepared_ahead_but_not_consum
 # Held-out data
 
 
-def test_evaluation_best_checkpoint_and_patience(tmp_path, lab, capsys):
+def test_evaluation_best_checkpoint_and_patience(tmp_path, runs, capsys):
     """Training on random tokens can only make other random tokens less likely: the best comes early, patience ends."""
     data, held_out = write_data(tmp_path / "d.jsonl"), write_data(tmp_path / "v.jsonl", samples=3, seed=9)
     config = write_config(
         tmp_path, datasets=[{"path": str(data)}], test_datasets=[{"path": str(held_out)}], eval_steps=3, max_steps=120,
         early_stopping_patience=2, save_steps=50, save_total_limit=1, learning_rate=2e-2, logging_steps=50,
     )  # fmt: skip
-    trainer = lab.trainer(config)
+    trainer = runs.trainer(config)
     assert trainer.train() == 0
     evaluations = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "eval_loss" in r]
     best = min(evaluations, key=lambda r: r["eval_loss"])
@@ -164,20 +164,20 @@ def test_evaluation_best_checkpoint_and_patience(tmp_path, lab, capsys):
     early = f"stopped early after step {step} of 120: 2 evaluations in a row without a better held-out loss; raise"
     assert f"{step} steps, " in out and f"\n{early} early_stopping_patience" in out
     assert f"adapter: {tmp_path / 'out'} (of step {step}; the best one is that of checkpoint-{best['step']})" in out
-    lab.train(config, "auto")
+    runs.train(config, "auto")
     assert f"finished already: {early}" in capsys.readouterr().out
 
 
-def test_a_best_that_is_worse_than_the_base_is_called_so(tmp_path, lab, capsys):
-    lab.train(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2, learning_rate=5.0))
+def test_a_best_that_is_worse_than_the_base_is_called_so(tmp_path, runs, capsys):
+    runs.train(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2, learning_rate=5.0))
     out, err = capsys.readouterr()
     base = re.search(r"before: held-out loss (\S+)", err)[1]
     assert f", the best, no better than the base model's {base}\n" in err
     assert f"at step 2, no better than the base model's {base}: " in out and "(of step 2, which is the best)" in out
 
 
-def test_a_held_out_part_is_not_trained_on(tmp_path, lab):
-    trainer = lab.trainer(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2))
+def test_a_held_out_part_is_not_trained_on(tmp_path, runs):
+    trainer = runs.trainer(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2))
     held_out = trainer.run.data.validation
     assert len(held_out) == 3 and sum(len(s) for s in trainer.run.data.train) == 5
     assert trainer.train() == 0
@@ -236,17 +236,17 @@ def test_set_overrides_a_key(tmp_path, train_main):
     assert resolved["max_steps"] == 1 and resolved["learning_rate"] == 1e-3
 
 
-def test_bitnet_trains_too(tmp_path, lab):
+def test_bitnet_trains_too(tmp_path, runs):
     config = write_config(tmp_path, base_model=str(GOLDEN / "bitnet_packed"), max_steps=12, micro_batch_size=8)
-    folder = lab.train(config)
+    folder = runs.train(config)
     assert losses(folder)[-1] < losses(folder)[0]
 
 
-def test_sample_prompts_are_answered_at_evaluations(tmp_path, lab):
+def test_sample_prompts_are_answered_at_evaluations(tmp_path, runs):
     """The answers are the likeliest tokens of the adapter of that step, asked through the engine."""
     model = byte_model(tmp_path / "model")
     config = write_config(tmp_path, base_model=str(model), eval_steps=2, max_steps=4, sample_prompts=["hello", "ab"])
-    trainer = lab.trainer(config)
+    trainer = runs.trainer(config)
     assert trainer.train() == 0
     logged = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "samples" in r]
     assert [r["step"] for r in logged] == [2, 4]
@@ -265,13 +265,13 @@ def test_sample_prompts_without_a_tokenizer_are_refused(tmp_path, capsys, train_
     assert "sample_prompts need the model's tokenizer" in capsys.readouterr().err
 
 
-def test_sample_prompts_stay_within_the_context(tmp_path, lab, capsys, train_main):
+def test_sample_prompts_stay_within_the_context(tmp_path, runs, capsys, train_main):
     """A prompt of 155 tokens leaves 5 of a model's 160 positions for its answer, whose last token needs none."""
     model = byte_model(tmp_path / "model")
     config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 160}
     (model / "config.json").write_text(json.dumps(config))
     asked = {"base_model": str(model), "eval_steps": 2, "max_steps": 2}
-    trainer = lab.trainer(write_config(tmp_path, sample_prompts=["a" * 155, "ab"], **asked))
+    trainer = runs.trainer(write_config(tmp_path, sample_prompts=["a" * 155, "ab"], **asked))
     assert trainer.samples.answerer.decoder(1, 1).context == 160
     assert trainer.train() == 0
     (logged,) = (r["samples"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "samples" in r)
@@ -281,9 +281,9 @@ def test_sample_prompts_stay_within_the_context(tmp_path, lab, capsys, train_mai
     assert "one of sample_prompts has 160 tokens, the model's context is 160: shorten it" in capsys.readouterr().err
 
 
-def test_a_sample_that_is_not_finite_says_so_and_the_next_is_answered(tmp_path, lab):
+def test_a_sample_that_is_not_finite_says_so_and_the_next_is_answered(tmp_path, runs):
     model = byte_model(tmp_path / "model")
-    trainer = lab.trainer(write_config(tmp_path, base_model=str(model), eval_steps=2, sample_prompts=["hello"]))
+    trainer = runs.trainer(write_config(tmp_path, base_model=str(model), eval_steps=2, sample_prompts=["hello"]))
     engine, samples = trainer.engine, trainer.samples
     healthy, params = samples.answers(), engine.device.read(engine.adapter.params)
     engine.device.write(engine.adapter.params, np.full_like(params, np.nan))

@@ -75,7 +75,7 @@ def byte_model(folder: Path) -> Path:
     return folder
 
 
-class Lab:
+class Runs:
     """Starts runs that share a device and its compiled kernels."""
 
     def __init__(self, device, kernels):

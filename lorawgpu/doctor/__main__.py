@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from lorawgpu.cli import add_device_option, main_of, parser_of
-from lorawgpu.doctor.check import Outcome, run_case
+from lorawgpu.doctor.check import Outcome, run_check
 from lorawgpu.doctor.end_to_end import FAMILIES, check_decoding, check_training
 from lorawgpu.doctor.environment import check_memory, machine_facts, short_limits
-from lorawgpu.doctor.kernels import CASES
+from lorawgpu.doctor.kernels import CHECKS
 from lorawgpu.doctor.system import VENDORS, System, diagnose, inspect_system, install_advice
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.gpu import KernelCache, open_device
@@ -23,8 +23,8 @@ def checks(device) -> Iterator[Outcome]:
     """All checks, the quick ones first; they end early when the device is lost."""
     kernels = KernelCache(device)
     yield check_memory(device)
-    for case in CASES:
-        yield run_case(device, kernels, case)
+    for check in CHECKS:
+        yield run_check(device, kernels, check)
     for family in FAMILIES:
         yield from check_training(device, kernels, family)
         yield check_decoding(device, kernels, family)

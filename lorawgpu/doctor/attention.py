@@ -1,7 +1,10 @@
-"""Attention kernels against the float64 reference. Each: (lab, what, sizes) -> results; see check.Case."""
+"""Attention kernels against the float64 reference. Each: (lab, what, sizes) -> results; see check.py."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
+from lorawgpu.doctor.check import differing
 from lorawgpu.doctor.lab import NanScratch, normal, pad
 from lorawgpu.gpu import padded
 from lorawgpu.ops.attention import attention_backward, attention_forward, log_sum_exp
@@ -12,42 +15,90 @@ from lorawgpu.reference import attention as reference
 from lorawgpu.reference import rope
 
 THETA = 10000.0
+BEFORE = 32  # slots of a sequence's span before its first
 
 
-def flat_sequences(lengths):
-    """slot, kv_start and segment_end of sequences one after another."""
-    starts = np.cumsum([0, *lengths])
-    rows = [np.repeat(edge, lengths).astype(np.uint32) for edge in (starts[:-1], starts[1:])]
-    return np.arange(starts[-1], dtype=np.uint32), *rows
+@dataclass
+class AttentionInput:
+    """Query rows and the cache that they see: row t sees the slots from kv_start[t] to slot[t]. Values are float32."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    slot: np.ndarray
+    kv_start: np.ndarray
+    segment_end: np.ndarray
+    q: np.ndarray
+    dout: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+    @property
+    def shape(self):
+        """As the reference takes it, after q, k and v."""
+        return self.slot, self.kv_start, self.heads, self.kv_heads, self.scale
 
 
-def attention(lab, impl, heads, kv_heads, head_dim, *lengths):
-    """Forward and backward of sequences of these lengths."""
-    slot, kv_start, segment_end = flat_sequences(lengths)
-    rows, q_width, kv_width = len(slot), heads * head_dim, kv_heads * head_dim
-    q, dout = normal(rows, q_width), normal(rows, q_width, seed=1)
-    k, v = normal(rows, kv_width, seed=2), normal(rows, kv_width, seed=3)
-    outputs = {"out": lab.rows(rows, q_width), "lse": lab.output(rows, 2 * heads), "dq": lab.rows(rows, q_width)}
-    outputs |= {name: lab.rows(rows, kv_width) for name in ("dk", "dv")}
-    out, lse, dq, dk, dv = (o.exact for o in outputs.values())
-    gq, gk, gv, gdout = (lab.padded(x) for x in (q, k, v, dout))
-    gslot, gstart, gend = (lab.input(x) for x in (slot, kv_start, segment_end))
-    scale = head_dim**-0.5
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": scale, "impl": impl}
+def sequences(
+    heads, kv_heads, head_dim, *lengths, tail=0, spare=0, gain=1.0, window=None, seed=0, scale=None
+) -> AttentionInput:
+    """Random sequences of these lengths, one after another, and `tail` rows that see themselves alone.
+
+    spare: slots that no row sees. gain: the size of all values. window: keys that a row sees at most.
+    """
+    starts = np.cumsum([0, *lengths, *[1] * tail])
+    rows, counts = starts[-1], np.diff(starts)
+    slot, kv_start = np.arange(rows), np.repeat(starts[:-1], counts)
+    if window:
+        kv_start = np.maximum(kv_start, slot - window + 1)
+    segment_end = np.append(np.repeat(starts[1:], counts), np.zeros(spare, int))
+    q, dout = (gain * normal(rows, heads * head_dim, seed=4 * seed + i) for i in (0, 1))
+    k, v = (gain * normal(rows + spare, kv_heads * head_dim, seed=4 * seed + i) for i in (2, 3))
+    scale = head_dim**-0.5 if scale is None else scale
+    return AttentionInput(heads, kv_heads, head_dim, scale, slot, kv_start, segment_end, q, dout, k, v)
+
+
+def record_attention(lab, impl, x: AttentionInput, backward=True) -> dict:
+    """The outputs by name: out, lse, and after a backward dq, dk, dv."""
+    (rows, q_width), (slots, kv_width) = x.q.shape, x.k.shape
+    made = {"out": lab.rows(rows, q_width), "lse": lab.output(rows, 2 * x.heads)}
+    q, k, v, dout = (lab.padded(a) for a in (x.q, x.k, x.v, x.dout[:rows]))
+    slot, kv_start, segment_end = (lab.input(a.astype(np.uint32)) for a in (x.slot, x.kv_start, x.segment_end))
+    sizes = {"heads": x.heads, "kv_heads": x.kv_heads, "head_dim": x.head_dim, "scale": x.scale, "impl": impl}
     sizes |= {"workspace": NanScratch(lab.device)}
-    attention_forward(lab.plan, out, lse, gq, gk, gv, gslot, gstart, **sizes)
-    attention_backward(lab.plan, dq, dk, dv, gdout, out, lse, gq, gk, gv, gslot, gstart, gend, **sizes)
+    out, lse = (made[name].exact for name in ("out", "lse"))
+    attention_forward(lab.plan, out, lse, q, k, v, slot, kv_start, **sizes)
+    if backward:
+        grads = {"dq": lab.rows(rows, q_width), "dk": lab.rows(slots, kv_width), "dv": lab.rows(slots, kv_width)}
+        made |= grads
+        dq, dk, dv = (t.exact for t in grads.values())
+        attention_backward(lab.plan, dq, dk, dv, dout, out, lse, q, k, v, slot, kv_start, segment_end, **sizes)
+    return made
 
-    def results():
-        x64 = [x.astype(np.float64) for x in (q, k, v)]
-        shape = slot, kv_start, heads, kv_heads, scale
-        want, want_lse = reference.attention_forward(*x64, *shape)
-        grads = reference.attention_backward(dout.astype(np.float64), *x64, want, want_lse, *shape)
-        wanted = want, want_lse.T, *grads
-        got = {name: made.value for name, made in outputs.items()} | {"lse": log_sum_exp(outputs["lse"].value)}
-        return {name: (value, x) for (name, value), x in zip(got.items(), wanted, strict=True)}
 
-    return results
+def expected_attention(x: AttentionInput, backward=True) -> dict:
+    """The reference's outputs, by the same names."""
+    q, k, v, dout = (a.astype(np.float64) for a in (x.q, x.k, x.v, x.dout))
+    out, lse = reference.attention_forward(q, k, v, *x.shape)
+    found = {"out": out, "lse": lse.T}
+    if backward:
+        found |= zip(("dq", "dk", "dv"), reference.attention_backward(dout, q, k, v, out, lse, *x.shape), strict=True)
+    return found
+
+
+def compared(made: dict, wanted: dict) -> dict:
+    """Results of a check, after the run."""
+    values = {name: output.value for name, output in made.items()}
+    values["lse"] = log_sum_exp(values["lse"])
+    return {name: (values[name], want) for name, want in wanted.items()}
+
+
+def attention(lab, impl, *sizes, **options):
+    """Forward and backward; sizes and options as `sequences` takes them."""
+    x = sequences(*sizes, **options)
+    made = record_attention(lab, impl, x)
+    return lambda: compared(made, expected_attention(x))
 
 
 def _combined(parts, stats, heads, head_dim):
@@ -59,33 +110,41 @@ def _combined(parts, stats, heads, head_dim):
 
 
 def decode(lab, heads, kv_heads, head_dim, *lengths):
-    """One new token of each sequence; `lengths` count it."""
-    rows, span = len(lengths), padded(max(lengths), 64)
+    """One new token of each sequence; `lengths` count it. Neither slots nor positions of a sequence begin at 0."""
+    rows, span = len(lengths), padded(max(lengths) + BEFORE, 64)
     q_width, width = heads * head_dim, kv_heads * head_dim
     q_ld, kv_ld, scale = padded(q_width), padded(width), head_dim**-0.5
-    position, first = np.array(lengths) - 1, np.arange(rows) * span
-    qkv, cache = normal(rows, q_ld + 2 * kv_ld), normal(2, rows * span, width)
+    position, first = np.array(lengths) + 2, np.arange(rows) * span + BEFORE
+    slot = first + np.array(lengths) - 1
+    qkv = 3 * normal(rows, q_ld + 2 * kv_ld)
+    cache = np.stack([pad(c) for c in normal(2, rows * span, width)])
     state = np.zeros((len(FIELDS), STRIDE), np.int32)
-    for name, values in (("position", position), ("slot", first + position), ("kv_start", first)):
+    for name, values in (("position", position), ("slot", slot), ("kv_start", first)):
         state[FIELDS.index(name), :rows] = values
     parts, stats = lab.output(*parts_shape(rows, q_ld)), lab.output(*stats_shape(rows, heads))
-    k, v = (lab.output(rows * span, kv_ld, initial=pad(c)) for c in cache)
+    k, v = (lab.output(rows * span, kv_ld, initial=c) for c in cache)
     frequencies = rope.rope_inv_freq(THETA, head_dim)
-    inputs = lab.input(qkv), lab.input(rope_table(frequencies, max(lengths))), lab.input(state)
+    inputs = lab.input(qkv), lab.input(rope_table(frequencies, max(position) + 1)), lab.input(state)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "k_off": q_ld, "v_off": q_ld + kv_ld}
     tensors = (t.tensor for t in (parts, stats, k, v))
     attention_decode(lab.plan, *tensors, *inputs, count=rows, scale=scale, **sizes)
 
     def results():
-        tables = rope.rope_tables(position, frequencies)
-        q = rope.rope_forward(qkv[:, :q_width].astype(np.float64), *tables)
-        want_k, want_v = cache.astype(np.float64)
-        want_k[first + position] = rope.rope_forward(qkv[:, q_ld : q_ld + width], *tables)
-        want_v[first + position] = qkv[:, q_ld + kv_ld : q_ld + kv_ld + width]
-        want, _ = reference.attention_forward(q, want_k, want_v, first + position, first, heads, kv_heads, scale)
-        got = [
-            _combined(p.astype(np.float64), s, heads, head_dim) for p, s in zip(parts.value, stats.value, strict=True)
-        ]
-        return {"out": (np.stack(got), want), "k": (k.value, want_k), "v": (v.value, want_v)}
+        tables, others = rope.rope_tables(position, frequencies), np.setdiff1d(np.arange(rows * span), slot)
+        q, new_k = (
+            rope.rope_forward(part.astype(np.float64), *tables)
+            for part in (qkv[:, :q_width], qkv[:, q_ld : q_ld + width])
+        )
+        new_v = qkv[:, q_ld + kv_ld : q_ld + kv_ld + width]
+        seen_k, seen_v = cache[:, :, :width].astype(np.float64)
+        seen_k[slot], seen_v[slot] = new_k, new_v
+        want, _ = reference.attention_forward(q, seen_k, seen_v, slot, first, heads, kv_heads, scale)
+        rows_of = zip(parts.value.astype(np.float64), stats.value.astype(np.float64), strict=True)
+        return {
+            "out": (np.stack([_combined(p, s, heads, head_dim) for p, s in rows_of]), want),
+            "k": (k.value[slot], new_k),
+            "v": differing(v.value[slot, :width], new_v),
+            "other slots": differing(np.stack([k.value, v.value])[:, others], cache[:, others]),
+        }
 
     return results

@@ -12,7 +12,7 @@ from lorawgpu.gpu import GPUError, KernelCache, Plan
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCheck:
     """`record(lab, *args)` records ops of shader `kernel` and returns a function of their results after the run:
     {name: (got, want)}. `tolerance` bounds `error_of` of each."""
 
@@ -37,7 +37,7 @@ class Outcome:
     worst: str = ""  # the first result that is wrong, else the one with the largest error
     fault: str = ""
     seconds: float = 0.0
-    ran: tuple = ()  # the shaders that a case dispatched, in order
+    ran: tuple = ()  # the shaders that a check dispatched, in order
 
     @property
     def ok(self) -> bool:
@@ -66,26 +66,31 @@ def error_of(got: np.ndarray, want: np.ndarray) -> float:
     return float(error) if np.isfinite(error) else float("inf")
 
 
-def measure(case: Case, lab: Lab) -> tuple[float, str]:
-    """The error of the first result of a case that is wrong (later ones follow from it), else the largest."""
+def differing(got: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A result that must be exactly what is wanted, whatever the tolerance of its check."""
+    return ~(got == want), np.zeros(want.shape)  # a NaN differs
+
+
+def measure(check: KernelCheck, lab: Lab) -> tuple[float, str]:
+    """The error of the first result of a check that is wrong (later ones follow from it), else the largest."""
     with lab.section:
-        results = case.record(lab, *case.args)
+        results = check.record(lab, *check.args)
     lab.run()
     errors = {name: error_of(got, want) for name, (got, want) in results().items()}
-    wrong = (name for name, error in errors.items() if error > case.tolerance)
+    wrong = (name for name, error in errors.items() if error > check.tolerance)
     worst = next(wrong, max(errors, key=errors.get))
     return errors[worst], worst
 
 
-def run_case(device, kernels: KernelCache, case: Case) -> Outcome:
+def run_check(device, kernels: KernelCache, check: KernelCheck) -> Outcome:
     """Never raises for what a broken kernel or driver does: that is the outcome's `fault`."""
     began, plan = time.perf_counter(), Plan(device, kernels)
     error, worst, fault = None, "", ""
     try:
-        error, worst = measure(case, Lab(plan))
+        error, worst = measure(check, Lab(plan))
     except (Fault, DeviceError, GPUError, ValueError) as found:  # ValueError: a shader without what its op binds
         fault = str(found).strip() or type(found).__name__
     seconds = time.perf_counter() - began
     labels = [record.label for records in plan.sections.values() for record in records]
     ran = tuple(dict.fromkeys(label.split("/")[-1].split(":")[0] for label in labels))
-    return Outcome(case.kernel, case.shape, error, case.tolerance, worst, fault, seconds, ran)
+    return Outcome(check.kernel, check.shape, error, check.tolerance, worst, fault, seconds, ran)

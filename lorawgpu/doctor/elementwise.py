@@ -1,22 +1,26 @@
-"""Kernels that go over rows and elements, against their references. Each: (lab, sizes) -> results; see check.Case."""
+"""Kernels that go over rows and elements, against their references. Each: (lab, sizes) -> results; see check.py."""
 
 import numpy as np
 
-from lorawgpu.doctor.lab import normal, pad
+from lorawgpu.doctor.check import differing
+from lorawgpu.doctor.lab import POISON, normal, pad
+from lorawgpu.gpu import padded
 from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum, loss_value
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.gate import gate_backward, gate_forward
 from lorawgpu.ops.gather import gather_backward, gather_forward
+from lorawgpu.ops.qk_norm import qk_norm_backward, qk_norm_forward
 from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from lorawgpu.ops.rope import rope_backward, rope_forward, rope_table
 from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.reference import activation, dropout, rope
 from lorawgpu.reference import cross_entropy as loss_reference
+from lorawgpu.reference import gather as gather_reference
+from lorawgpu.reference import qk_norm as qk_norm_reference
 from lorawgpu.reference import quantize as quantize_reference
 from lorawgpu.reference import rmsnorm as norm_reference
-from lorawgpu.reference.gather import gather_backward as scattered
 from lorawgpu.weights.tensors import Dense
 
 EPS = 1e-5
@@ -35,18 +39,17 @@ def clear(lab, count):
     return lambda: {"out": (out.value, np.zeros(count))}
 
 
-def rmsnorm(lab, rows, width):
-    x, dy, start = (normal(rows, width, seed=s) for s in range(3))
+def rmsnorm(lab, rows, width, gain=3.0):
+    """`gain`: the size of x."""
+    x, dy, start = gain * normal(rows, width), normal(rows, width, seed=1), normal(rows, width, seed=2)
     weight = normal(width, seed=3)
     gx, gdy, gw = lab.padded(x), lab.padded(dy), lab.input(pad(weight[None])[0])
-    y, rstd, dx, total = (
-        lab.rows(rows, width),
-        lab.output(rows),
-        lab.rows(rows, width),
-        lab.rows(rows, width, pad(start)),
-    )
+    y, rstd = lab.rows(rows, width), lab.output(rows)
+    dx, total = lab.rows(rows, width), lab.rows(rows, width, pad(start))
     shape = {"rows": rows, "width": width}
     rmsnorm_forward(lab.plan, y.tensor, rstd.tensor, gx, gw, eps=EPS, **shape)
+    added = lab.rows(rows, width)
+    rmsnorm_forward(lab.plan, added.tensor, rstd.tensor, gx, gw, eps=EPS, residual=gdy, **shape)
     for out, accumulate in ((dx, False), (total, True)):
         rmsnorm_backward(lab.plan, out.tensor, gdy, gx, gw, rstd.tensor, accumulate=accumulate, **shape)
 
@@ -55,6 +58,7 @@ def rmsnorm(lab, rows, width):
         want_dx = norm_reference.rmsnorm_backward(dy, x.astype(np.float64), weight, want_rstd)
         return {
             "y": (y.value, want),
+            "y, added to a residual": (added.value, want + dy),
             "rstd": (rstd.value, want_rstd),
             "dx": (dx.value, want_dx),
             "dx, added": (total.value, want_dx + start),
@@ -63,8 +67,32 @@ def rmsnorm(lab, rows, width):
     return results
 
 
+def qk_norm(lab, rows, heads, kv_heads, head_dim, gain=3.0):
+    """Heads of q and k in one projection; v and its gradient pass through."""
+    Q, KV = heads * head_dim, kv_heads * head_dim
+    k_off, v_off = padded(Q), padded(Q) + padded(KV)
+    ld, parts = v_off + padded(KV), (slice(0, Q), slice(k_off, k_off + KV), slice(v_off, v_off + KV))
+    x, dy = gain * normal(rows, ld), normal(rows, ld, seed=1)
+    weights = [normal(head_dim, seed=seed) for seed in (2, 3)]
+    gx, gw = lab.input(x), [lab.input(pad(weight[None])[0]) for weight in weights]
+    y, dx = lab.output(rows, ld), lab.output(rows, ld, initial=dy)
+    sizes = {"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "eps": EPS}
+    qk_norm_forward(lab.plan, y.tensor, gx, *gw, k_off=k_off, v_off=v_off, **sizes)
+    qk_norm_backward(lab.plan, dx.tensor, gx, *gw, k_off=k_off, v_off=v_off, **sizes)
+
+    def results():
+        found = {"v": (y.value[:, parts[2]], x[:, parts[2]]), "dv": (dx.value[:, parts[2]], dy[:, parts[2]])}
+        for name, part, weight in zip("qk", parts, weights, strict=False):
+            want, rstd = qk_norm_reference.qk_norm_forward(x[:, part].astype(np.float64), weight, EPS)
+            want_dx = qk_norm_reference.qk_norm_backward(dy[:, part], x[:, part].astype(np.float64), weight, rstd)
+            found |= {name: (y.value[:, part], want), f"d{name}": (dx.value[:, part], want_dx)}
+        return found
+
+    return results
+
+
 def _quantised(lab, rows, width):
-    return lab.output(rows, -(-width // 16) * 4, dtype="u32"), lab.output(rows, 2, dtype="u32")
+    return lab.output(rows, padded(width) // 4, dtype="u32"), lab.output(rows, 2, dtype="u32")
 
 
 def _codes(xq, qscale, values) -> dict:
@@ -72,75 +100,93 @@ def _codes(xq, qscale, values) -> dict:
     want, s = quantize_reference.quantize_forward(values)
     return {
         "codes": (xq.value.view(np.int8), want),
-        "1/s": (qscale.value[:, 0].view(np.float32), np.float32(1) / s),
+        "1/s": differing(qscale.value[:, 0].view(np.float32), np.float32(1) / s),
         "sums": (qscale.value[:, 1].view(np.int32), want.sum(-1, dtype=np.int32)),
     }
 
 
 def quantize(lab, rows, width):
-    x = normal(rows, width)
-    x[0] = np.arange(width) % 128 - 63.5  # ties: max 127 makes s = 1
-    x[0, 0] = 127
+    """Rows of very different sizes; the last of ties (a maximum of 127 makes s = 1), one of three or more of zeros."""
+    x = normal(rows, width) * 10.0 ** (np.arange(rows) % 12 - 6)[:, None].astype(np.float32)
+    if rows > 2:
+        x[-2] = 0
+    x[-1] = np.arange(width) % 128 - 63.5
+    x[-1, 0] = 127
     xq, qscale = _quantised(lab, rows, width)
-    state = lab.state()
-    quantize_forward(
-        lab.plan, xq.tensor, qscale.tensor, lab.padded(x), state.tensor, rows=rows, width=width, record_id=3
-    )
+    state, shape = lab.state(), {"rows": rows, "width": width, "record_id": 3}
+    quantize_forward(lab.plan, xq.tensor, qscale.tensor, lab.padded(x), state.tensor, **shape)
     return lambda: _codes(xq, qscale, x) | {"state": (state.value, np.zeros(16))}
 
 
 def rmsnorm_quantize(lab, what, rows, width):
     """`what`: codes, or codes "with rows". Without the rows a code may differ where a fraction is near a tie."""
     keep = what == "with rows"
-    x, weight = normal(rows, width), normal(width, seed=1)
-    y, rstd, (xq, qscale) = lab.rows(rows, width), lab.output(rows), _quantised(lab, rows, width)
-    inputs = lab.padded(x), lab.input(pad(weight[None])[0]), lab.state().tensor
+    x, weight = 50 * normal(rows, width), normal(width, seed=1)
+    y, rstd, (xq, qscale), state = lab.rows(rows, width), lab.output(rows), _quantised(lab, rows, width), lab.state()
+    inputs = lab.padded(x), lab.input(pad(weight[None])[0]), state.tensor
     outputs = y.tensor if keep else None, rstd.tensor, xq.tensor, qscale.tensor
     rmsnorm_quantize_forward(lab.plan, *outputs, *inputs, rows=rows, width=width, eps=EPS, record_id=0)
 
     def results():
         want, want_rstd = norm_reference.rmsnorm_forward(x.astype(np.float64), weight, EPS)
-        found = {"rstd": (rstd.value, want_rstd)}
-        if keep:
-            return found | {"y": (y.value, want)} | _codes(xq, qscale, y.value[:, :width])
         codes, s = quantize_reference.quantize_forward(want)
         near_tie = np.abs(np.abs(want * s[:, None]) % 1 - 0.5) < 1e-4
-        wrong = (xq.value.view(np.int8)[:, :width] != codes) & ~near_tie
-        return found | {"codes": (wrong, np.zeros(codes.shape)), "1/s": (qscale.value[:, 0].view(np.float32), 1 / s)}
+        off = (xq.value.view(np.int8)[:, :width] != codes) & ~near_tie
+        found = {
+            "rstd": (rstd.value, want_rstd),
+            "codes far from a tie": (off, np.zeros(codes.shape)),
+            "scale": (qscale.value[:, 0].view(np.float32), 1 / s),
+            "state": (state.value, np.zeros(16)),
+        }
+        return found | ({"y": (y.value, want)} | _codes(xq, qscale, y.value[:, :width]) if keep else {})
 
     return results
 
 
-def rotary(lab, rows, heads, kv_heads, head_dim):
+def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
+    """Rows in falling order into a cache of `slots`, the last of them into slot `first`; what falls outside is lost.
+
+    gap: q, k and v begin at padded columns, as in the model; else right after one another.
+    """
     Q, KV = heads * head_dim, kv_heads * head_dim
-    k_off, slots = pad(np.zeros((1, Q))).shape[1], rows + 2
-    v_off = k_off + pad(np.zeros((1, KV))).shape[1]
-    ld = v_off + v_off - k_off
-    slot, position = np.arange(rows, dtype=np.int32)[::-1] + 2, np.arange(rows, dtype=np.int32) * 37
+    k_off = padded(Q) if gap else Q
+    v_off = k_off + (padded(KV) if gap else KV)
+    ld = padded(v_off + KV)
+    slot, position = np.arange(rows, dtype=np.int32)[::-1] + first, np.arange(rows, dtype=np.int32) * 37
     frequencies = rope.rope_inv_freq(10000.0, head_dim)
-    qkv, dq, dk, dv = normal(rows, ld), normal(rows, Q, seed=1), normal(slots, KV, seed=2), normal(slots, KV, seed=3)
+    qkv, dq, old = normal(rows, ld), normal(rows, Q, seed=1), normal(slots, padded(KV), seed=4)
+    dk, dv = normal(slots, KV, seed=2), normal(slots, KV, seed=3)
     q, dqkv = lab.rows(rows, Q), lab.output(rows, ld)
-    k, v = (lab.output(slots, v_off - k_off, initial=np.zeros((slots, v_off - k_off))) for _ in "kv")
+    k, v = (lab.output(*old.shape, initial=old) for _ in "kv")
     tables = lab.input(position), lab.input(slot), lab.input(rope_table(frequencies, 37 * rows))
     sizes = {"rows": rows, "n_heads": heads, "n_kv_heads": kv_heads, "k_off": k_off, "v_off": v_off}
     rope_forward(lab.plan, q.tensor, k.exact, v.exact, lab.input(qkv), *tables, **sizes)
     rope_backward(lab.plan, dqkv.tensor, lab.padded(dq), lab.padded(dk), lab.padded(dv), *tables, **sizes)
 
     def results():
-        cos, sin = rope.rope_tables(position, frequencies)
-        want_k, want_v, want = np.zeros((slots, KV)), np.zeros((slots, KV)), np.zeros((rows, ld))
-        want_k[slot], want_v[slot] = rope.rope_forward(qkv[:, k_off : k_off + KV], cos, sin), qkv[:, v_off : v_off + KV]
+        (cos, sin), x = rope.rope_tables(position, frequencies), qkv.astype(np.float64)
+        inside = (slot >= 0) & (slot < slots)
+        at, others = slot[inside], np.setdiff1d(np.arange(slots), slot)
+        want_v, want = old.copy(), np.zeros((rows, ld))
+        want_v[at] = pad(qkv[:, v_off : v_off + KV])[inside]
         want[:, :Q] = rope.rope_backward(dq, cos, sin)
-        want[:, k_off : k_off + KV] = rope.rope_backward(dk[slot], cos, sin)
-        want[:, v_off : v_off + KV] = dv[slot]
-        want_q = rope.rope_forward(qkv[:, :Q], cos, sin)
-        return {"q": (q.value, want_q), "k": (k.value, want_k), "v": (v.value, want_v), "dqkv": (dqkv.value, want)}
+        want[inside, k_off : k_off + KV] = rope.rope_backward(dk[at], cos[inside], sin[inside])
+        want[inside, v_off : v_off + KV] = dv[at]
+        return {
+            "q": (q.value, rope.rope_forward(x[:, :Q], cos, sin)),
+            "k": (k.value[at], rope.rope_forward(x[:, k_off : k_off + KV], cos, sin)[inside]),
+            "k of other slots": differing(k.value[others], old[others]),
+            "v": differing(v.value, want_v),
+            "dqkv": (dqkv.value, want),
+        }
 
     return results
 
 
-def gate(lab, act, rows, width):
-    g, u, dm = 4 * normal(rows, width), normal(rows, width, seed=1), normal(rows, width, seed=2)
+def gate(lab, act, rows, width, gain=4.0):
+    """`gain`: the size of the gate's values."""
+    g, u, dm = gain * normal(rows, width), normal(rows, width, seed=1), normal(rows, width, seed=2)
+    g.flat[:2] = [0, -0.0][: g.size]
     gu = lab.input(np.concatenate([pad(g), pad(u)], axis=1))
     m, dgu, state = lab.rows(rows, width), lab.output(rows, gu.shape[1]), lab.state()
     shape = {"rows": rows, "width": width, "act": act}
@@ -160,17 +206,30 @@ def gate(lab, act, rows, width):
     return results
 
 
-def gather(lab, rows, width):
-    """Every second row has a target, the last of them none."""
-    index = np.arange(0, rows, 2, dtype=np.int32)
-    ids = np.where(np.arange(len(index)) < len(index) - 1, index, -1).astype(np.int32)
-    x, dy = normal(rows, width), normal(len(index), width, seed=1)
-    y, dx = lab.rows(len(index), width), lab.rows(rows, width, np.zeros(pad(x).shape))
-    lists, shape = (lab.input(index), lab.input(ids)), {"start": 0, "rows": len(index), "width": width}
-    gather_forward(lab.plan, y.tensor, lab.padded(x), *lists, **shape)
-    gather_backward(lab.plan, dx.exact, lab.padded(dy), *lists, **shape)
-    used = (ids >= 0)[:, None]
-    return lambda: {"y": (y.value, x[index] * used), "dx": (dx.value, scattered(dy * used, index, rows))}
+def gather(lab, rows, width, chunk):
+    """Every second row, in falling order and in chunks. The last of the list have no target, and then any index."""
+    index = np.arange(rows - 1, -1, -2, dtype=np.int32)
+    targets = index.copy()
+    targets[-1:], targets[3:-1] = -1, -100
+    used = np.flatnonzero(targets >= 0)
+    index[targets < 0] += rows + 90
+    chunks = -(-len(index) // chunk)  # the last one may be longer than the list
+    x, dy = normal(rows, width), normal(chunks * chunk, width, seed=1)
+    gx, lists = lab.padded(x), (lab.input(index), lab.input(targets))
+    ys, dx = [lab.rows(chunk, width) for _ in range(chunks)], lab.rows(rows, width)
+    for i, y in enumerate(ys):
+        shape = {"start": i * chunk, "rows": chunk, "width": width}
+        gather_forward(lab.plan, y.tensor, gx, *lists, **shape)
+        gather_backward(lab.plan, dx.exact, lab.padded(dy[i * chunk : (i + 1) * chunk]), *lists, **shape)
+
+    def results():
+        at = index[used]
+        want, want_dx = np.zeros(dy.shape), np.full(dx.shape, POISON)  # rows that nobody gathered stay as they were
+        want[used] = gather_reference.gather_forward(x, at)
+        want_dx[at] = pad(gather_reference.gather_backward(dy[used], at, rows))[at]
+        return {"y": (np.concatenate([y.value for y in ys]), want), "dx": (dx.value, want_dx)}
+
+    return results
 
 
 def embedding(lab, dtype, vocab, width):
@@ -195,28 +254,37 @@ def adapter_dropout(lab, rows, width):
     return lambda: {"y": (y.value, want), "added": (total.value, start + want)}
 
 
-def cross_entropy(lab, rows, vocab):
-    """The last row has no target."""
-    logits, ids = 5 * normal(rows, vocab), np.arange(rows, dtype=np.int32) * 7 % vocab
-    ids[-1] = -1
-    state = lab.output(16, initial=FRESH, dtype="u32")
-    losses, plain, gids = lab.output(rows), lab.output(rows), lab.input(ids)
-    dlogits, total = lab.rows(rows, vocab, pad(logits)), lab.output(2, initial=np.zeros(2), dtype="u32")
-    shape = {"start": 0, "rows": rows, "vocab": vocab, "record_id": 0}
-    cross_entropy_forward(lab.plan, plain.exact, lab.padded(logits), gids, state.tensor, **shape)
-    cross_entropy_forward_backward(lab.plan, losses.exact, dlogits.tensor, gids, state.tensor, **shape)
+def cross_entropy(lab, rows, vocab, chunk, scale=5.0, offset=0.0):
+    """Logits of size `scale` around `offset`, in chunks; the last two of five rows or more have no target."""
+    ids = np.arange(rows, dtype=np.int32)[::-1] * 7 % vocab
+    ids[0] = vocab - 1
+    ids[-1:], ids[4:-1] = -1, -100
+    chunks = -(-rows // chunk)
+    logits = (scale * normal(chunks * chunk, vocab) + offset).astype(np.float32)
+    padded_logits = pad(logits)
+    padded_logits[:, vocab:] = offset + 10 * scale  # what stands in the padding must not count
+    state, gids = lab.output(16, initial=FRESH, dtype="u32"), lab.input(ids)
+    losses, plain, total = lab.output(rows), lab.output(rows), lab.output(2, initial=np.zeros(2), dtype="u32")
+    grads, kept = ([lab.output(*x.shape, initial=x) for x in np.split(padded_logits, chunks)] for _ in range(2))
+    for i in range(chunks):
+        shape = {"start": i * chunk, "rows": chunk, "vocab": vocab, "record_id": i}
+        cross_entropy_forward(lab.plan, plain.exact, kept[i].tensor, gids, state.tensor, **shape)
+        cross_entropy_forward_backward(lab.plan, losses.exact, grads[i].tensor, gids, state.tensor, **shape)
     loss_sum(lab.plan, total.exact, losses.exact, start=0, rows=rows)
 
     def results():
-        x = logits[:-1].astype(np.float64)
-        loss, lse = loss_reference.cross_entropy_forward(x, ids[:-1])
-        grad = loss_reference.cross_entropy_backward(x, ids[:-1], lse)
+        used = np.flatnonzero(ids >= 0)
+        loss, lse = loss_reference.cross_entropy_forward(logits[used].astype(np.float64), ids[used])
+        want_loss, want = np.zeros(rows), np.zeros(logits.shape)
+        want_loss[used] = loss
+        want[used] = loss_reference.cross_entropy_backward(logits[used].astype(np.float64), ids[used], lse)
         return {
-            "losses": (losses.value, np.append(loss, 0)),
-            "losses alone": (plain.value, np.append(loss, 0)),
-            "dlogits": (dlogits.value, np.vstack([grad, np.zeros(vocab)])),
+            "losses": (losses.value, want_loss),
+            "losses alone": differing(plain.value, losses.value),
+            "dlogits": (np.concatenate([g.value for g in grads]), want),
+            "logits": differing(np.concatenate([k.value for k in kept]), padded_logits),
             "sum": (np.array([loss_value(total.value)]), loss.sum(keepdims=True)),
-            "state": (state.value != np.array(FRESH, np.uint32), np.zeros(16)),
+            "state": differing(state.value, np.array(FRESH, np.uint32)),
         }
 
     return results

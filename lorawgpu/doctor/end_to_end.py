@@ -17,7 +17,7 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.reference.model import model_forward, train, window_gradients
 from lorawgpu.verify import cases as golden
-from lorawgpu.verify import compare as judging
+from lorawgpu.verify import compare
 from lorawgpu.verify.run import run_case
 from lorawgpu.weights.device_model import load_model
 
@@ -38,13 +38,13 @@ class Tiny:
         self.batch = flatten(self.samples, sum(LENGTHS))
         self.reference = reference_model(self.checkpoint, self.tensors, LORA.alpha / LORA.r)
 
-    def case(self) -> golden.Case:
+    def case(self) -> golden.GoldenCase:
         """A golden case whose outside autograd is the reference. BitNet's rounding may flip on some card or other."""
         mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
         margin = {phase: 0.0 for phase in ("loss", "steps")} if self.config.ternary else None
         settings = {"adamw": ADAMW, "rounding_margin": margin}
         names = self.config.family, self.checkpoint, LORA, self.tensors, self.samples, mask, settings
-        return golden.Case(*names, self.expected(mask))
+        return golden.GoldenCase(*names, self.expected(mask))
 
     def expected(self, mask) -> dict:
         logits = np.zeros((*mask.shape, self.config.vocab_size))
@@ -72,7 +72,7 @@ def check_training(device, kernels: KernelCache, family: str) -> Iterator[Outcom
     name, began = f"tiny {family} model", time.perf_counter()
     try:
         case = Tiny(family).case()
-        checks = judging.compare(case, run_case(device, case, kernels))
+        checks = compare.compare(case, run_case(device, case, kernels))
     except (DeviceError, GPUError, ValueError) as found:
         yield Outcome(name, "training", None, 0.0, fault=str(found))
         return
@@ -86,7 +86,7 @@ def check_decoding(device, kernels: KernelCache, family: str) -> Outcome:
     name, tiny, began = f"tiny {family} model", Tiny(family), time.perf_counter()
     tolerance = golden.FLIP_TOLERANCE if tiny.config.ternary else golden.TOLERANCE
     try:
-        error = judging.relative_error(*tiny.decoded(device, kernels))
+        error = compare.relative_error(*tiny.decoded(device, kernels))
     except (DeviceError, GPUError, ValueError) as found:
         return Outcome(name, "decoding", None, tolerance, fault=str(found))
     return Outcome(name, "decoding", error, tolerance, seconds=time.perf_counter() - began)

@@ -7,7 +7,7 @@ sqrt(K) x 6e-8 of it; a lost term or a wrong index is off by 1e-2 and more.
 from lorawgpu.doctor import attention, optimizer, sampling
 from lorawgpu.doctor import elementwise as rows
 from lorawgpu.doctor import matmul as products
-from lorawgpu.doctor.check import Case
+from lorawgpu.doctor.check import KernelCheck
 
 EXACT = 0.0
 ROUNDED = 2e-6  # a few roundings of float32, and sums of some hundred terms
@@ -16,15 +16,16 @@ SUMMED = 1e-5  # sums of thousands of terms, exp and its argument's rounding
 TABLE = (
     ("clear", rows.clear, EXACT, [(1000,)]),
     ("rmsnorm", rows.rmsnorm, ROUNDED, [(3, 123), (2, 2560)]),
+    ("qk_norm", rows.qk_norm, ROUNDED, [(3, 3, 1, 10), (2, 20, 5, 128)]),
     ("quantize", rows.quantize, EXACT, [(3, 123), (2, 6912)]),
     ("quantize", rows.rmsnorm_quantize, ROUNDED, [("with rows", 3, 123), ("codes", 3, 123), ("codes", 2, 2560)]),
-    ("rope", rows.rotary, ROUNDED, [(5, 3, 1, 6), (3, 20, 5, 128)]),
+    ("rope", rows.rotary, ROUNDED, [(5, 3, 1, 6, 2, 7), (3, 20, 5, 128, 2, 5)]),
     ("gate", rows.gate, ROUNDED, [("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912)]),
-    ("gather", rows.gather, EXACT, [(9, 123), (5, 2560)]),
+    ("gather", rows.gather, EXACT, [(9, 123, 2), (5, 2560, 3)]),
     ("embedding", rows.embedding, EXACT, [("bf16", 7, 123), ("f16", 7, 123), ("f32", 7, 2560)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
-    ("cross_entropy", rows.cross_entropy, SUMMED, [(3, 123), (3, 49152)]),
-    ("adamw", optimizer.adamw, SUMMED, [(33000, 64, 4)]),
+    ("cross_entropy", rows.cross_entropy, SUMMED, [(3, 123, 2), (3, 49152, 3)]),
+    ("adamw", optimizer.adamw, SUMMED, [(2, 1.0, 33000, 64, 4)]),
     ("window", optimizer.window, EXACT, [("bad",), ("good",)]),
     ("matmul", products.matmul_tiles, ROUNDED, [
         ("tall", "row", "nk", 131, 208, 512), ("medium", "row", "kn", 131, 208, 84),
@@ -51,4 +52,5 @@ TABLE = (
     ("sample", sampling.sample, EXACT, [("greedy", 5000), ("draw", 3001), ("draw", 50)]),
 )  # fmt: skip
 
-CASES = [Case(kernel, record, tolerance, args) for kernel, record, tolerance, sizes in TABLE for args in sizes]
+TOLERANCES = {record: tolerance for _, record, tolerance, _ in TABLE}
+CHECKS = [KernelCheck(kernel, record, tolerance, args) for kernel, record, tolerance, sizes in TABLE for args in sizes]

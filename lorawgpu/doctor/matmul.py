@@ -1,4 +1,4 @@
-"""Matrix and matrix-vector products against NumPy in float64. Each: (lab, what, sizes) -> results; see check.Case."""
+"""Matrix and matrix-vector products against NumPy in float64. Each: (lab, what, sizes) -> results; see check.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The kernels of an optimizer step, against their references. Each: (lab, sizes) -> results; see check.Case."""
+"""The kernels of an optimizer step, against their references. Each: (lab, sizes) -> results; see check.py."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from lorawgpu.ops.step import adam_scales, pack_step, step_buffer
 from lorawgpu.ops.window import State, begin_window, end_window, pack_state
 from lorawgpu.reference import adamw as reference
 
-BETA1, BETA2, ADAM_EPS, DECAY, LR, TARGETS, MAX_NORM = 0.9, 0.999, 1e-8, 0.01, 0.02, 5, 1.0
+BETA1, BETA2, ADAM_EPS, DECAY, LR, TARGETS = 0.9, 0.999, 1e-8, 0.01, 0.02, 5
 
 
-def adamw(lab, *sizes):
-    """The second step of pieces of these sizes, clipped."""
-    step, t = step_buffer(lab.device), 2
+def adamw(lab, t, max_norm, *sizes):
+    """Step `t` (from 1) of pieces of these sizes, clipped at `max_norm` unless it is 0."""
+    step = step_buffer(lab.device)
     m_scale, v_scale = adam_scales(t, BETA1, BETA2)
     lab.device.write(step, pack_step(lr=LR, inv_targets=1 / TARGETS, m_scale=m_scale, v_scale=v_scale))
     grads = [normal(n) for n in sizes]
@@ -22,14 +22,14 @@ def adamw(lab, *sizes):
     ggrads = [lab.input(g) for g in grads]
     outs = [[lab.output(n, initial=array) for array in arrays] for n, arrays in zip(sizes, start, strict=True)]
     grad_norm(lab.plan, norm.exact, partials.exact, ggrads, step, state.exact, record_id=4)
-    hyper = {"beta1": BETA1, "beta2": BETA2, "eps": ADAM_EPS, "weight_decay": DECAY, "max_norm": MAX_NORM}
+    hyper = {"beta1": BETA1, "beta2": BETA2, "eps": ADAM_EPS, "weight_decay": DECAY, "max_norm": max_norm}
     for tensors, g in zip(outs, ggrads, strict=True):
         adamw_step(lab.plan, *(t.exact for t in tensors), g, norm.exact, step, state.exact, **hyper)
 
     def results():
         scaled = [g.astype(np.float64) / TARGETS for g in grads]
         want_norm = reference.grad_norm(scaled)
-        clip = reference.clip_scale(want_norm, MAX_NORM)
+        clip = reference.clip_scale(want_norm, max_norm) if max_norm else 1.0
         found = {"norm": (norm.value, np.array([want_norm])), "state": (state.value, np.zeros(16))}
         for i, (tensors, arrays, g) in enumerate(zip(outs, start, scaled, strict=True)):
             p, m, v = (a.astype(np.float64) for a in arrays)

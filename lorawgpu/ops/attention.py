@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lorawgpu.errors import UserError
 from lorawgpu.gpu import padded
 from lorawgpu.ops import attention_chain, attention_flash
 
@@ -45,9 +44,7 @@ class Sizes:
         return products * self.rows * min(self.rows + 1, 2 * self.slots) * self.head_dim * self.heads
 
 
-def _checked(impl, softcap, heads, kv_heads, head_dim, q, kcache, per_row, per_slot, tensors) -> Sizes:
-    if softcap:
-        raise UserError(f"attn_softcap is {softcap}; this version supports only models without one (0)")
+def _checked(impl, heads, kv_heads, head_dim, q, kcache, per_row, per_slot, tensors) -> Sizes:
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"attention impl is {impl!r}, want one of {sorted(IMPLEMENTATIONS)}")
     if kv_heads < 1 or heads % kv_heads or head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
@@ -71,22 +68,7 @@ def log_sum_exp(lse):
 
 
 def attention_forward(
-    plan,
-    out,
-    lse,
-    q,
-    kcache,
-    vcache,
-    slot,
-    kv_start,
-    *,
-    heads,
-    kv_heads,
-    head_dim,
-    scale,
-    workspace,
-    impl="flash",
-    softcap=0.0,
+    plan, out, lse, q, kcache, vcache, slot, kv_start, *, heads, kv_heads, head_dim, scale, workspace, impl="flash"
 ):
     """Record out, lse = attention(q, kcache, vcache).
 
@@ -95,11 +77,10 @@ def attention_forward(
     exp(score - largest). `workspace` lends scratch: take(shape, dtype, label) -> Tensor, give(tensor). Cache slots
     between the first and the last that rows of one sequence see must be finite (see the shader's header). A row's bits
     depend on its sequence alone.
-    ValueError for a shape that does not fit, UserError for a softcap, DeviceError where `chain` finds no room.
+    ValueError for a shape that does not fit, DeviceError where `chain` finds no room.
     """
     sizes = _checked(
         impl,
-        softcap,
         heads,
         kv_heads,
         head_dim,
@@ -134,7 +115,6 @@ def attention_backward(
     scale,
     workspace,
     impl="flash",
-    softcap=0.0,
 ):
     """Record dq (=), dk, dv (=, for every cache row) from dout and what the forward saved.
 
@@ -143,7 +123,6 @@ def attention_backward(
     """
     sizes = _checked(
         impl,
-        softcap,
         heads,
         kv_heads,
         head_dim,

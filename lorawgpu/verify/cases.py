@@ -22,15 +22,15 @@ from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
 PARTS = ("case.json", "batch.npz", "expected.npz", "adapter_init")  # what only a case holds
 STEPS = 3  # optimizer steps of a case
-TOLERANCE = 1e-4  # or five times the drift of the outside float32 run from its float64 one, if that is more
+TOLERANCE = 1e-4  # or DRIFTS times the drift of the outside float32 run from its float64 one, if that is more
 DRIFTS = 5
 MAX_EXPANSION = 50  # of a case's compressed arrays
 FLIP_MARGIN = 3e-6  # float32 noise: an int8 rounding closer than this to a tie may flip
-FLIP_TOLERANCE = 5e-2  # what one flipped rounding may change
+FLIP_TOLERANCE = 5e-2  # instead of TOLERANCE where roundings may flip: in the outside float32 run too
 
 
 @dataclass(frozen=True)
-class Case:
+class GoldenCase:
     """As read. `samples`: the rows of the batch without their padding; `mask`, bool [B, T]: where these were."""
 
     name: str
@@ -52,15 +52,14 @@ class Case:
         return any(k in names or k.split(".")[0] + "." in names for k in self.expected)
 
     def may_flip(self, phase: str) -> bool:
-        """Whether a rounding of this phase ("loss", "steps" or "greedy") is too close to a tie to be compared."""
+        """Whether a rounding of this phase ("loss", "steps" or "greedy") is so near a tie that it may flip."""
         margin = (self.settings.get("rounding_margin") or {}).get(phase)
         return margin is not None and margin < FLIP_MARGIN
 
     def tolerance(self, quantity: str, phase: str) -> float:
         """The error that `quantity`, a name in `float32_vs_float64`, may have."""
-        if self.may_flip(phase):
-            return FLIP_TOLERANCE
-        return max(TOLERANCE, DRIFTS * ((self.settings.get("float32_vs_float64") or {}).get(quantity) or 0.0))
+        drift = (self.settings.get("float32_vs_float64") or {}).get(quantity) or 0.0
+        return max(FLIP_TOLERANCE if self.may_flip(phase) else TOLERANCE, DRIFTS * drift)
 
 
 @dataclass
@@ -92,7 +91,7 @@ def choose_cases(paths: list[str]) -> tuple[list[Path], list[Path]]:
     return cases, others
 
 
-def read_case(folder: str | Path, model: str | None = None) -> Case:
+def read_case(folder: str | Path, model: str | None = None) -> GoldenCase:
     """Read and check a case; a case without a model of its own takes `model`.
 
     UserError, naming the file, for anything that is missing, damaged or does not fit together.
@@ -109,7 +108,7 @@ def read_case(folder: str | Path, model: str | None = None) -> Case:
     lora, tensors = read_adapter(folder / "adapter_init", checkpoint.config)
     samples, mask = _read_batch(folder / "batch.npz", checkpoint.config.vocab_size)
     expected = _read_arrays(folder / "expected.npz")
-    case = Case(folder.resolve().name, checkpoint, lora, tensors, samples, mask, settings, expected)
+    case = GoldenCase(folder.resolve().name, checkpoint, lora, tensors, samples, mask, settings, expected)
     _check_expected(folder / "expected.npz", case)
     if case.has("step_losses", "grad_norms", "after3.", "greedy") and not settings.get("adamw"):
         raise UserError(f"{folder}/case.json: adamw is missing; the optimizer steps in expected.npz need its settings")
@@ -172,7 +171,7 @@ def _read_batch(path: Path, vocab: int) -> tuple[list, np.ndarray]:
     return rows, mask
 
 
-def _check_expected(path: Path, case: Case):
+def _check_expected(path: Path, case: GoldenCase):
     """UserError unless the expected arrays are of this model, adapter and batch, and there is something to check."""
     vocab = case.checkpoint.config.vocab_size
     shapes = {"loss": (), "logits": (*case.mask.shape, vocab), "step_losses": (STEPS,), "grad_norms": (STEPS,)}

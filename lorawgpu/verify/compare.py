@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lorawgpu.verify.cases import Case, Result
+from lorawgpu.verify.cases import GoldenCase, Result
 
 GREEDY_GAP, FLIP_GREEDY_GAP = 1e-3, 0.1  # a choice whose logit margin is smaller may differ
 TINY = 1e-4  # a gradient beside the largest of its tensor: float32 sums err by 1e-6 of that
@@ -38,7 +38,7 @@ def relative_error(got, expected) -> float:
     return float(np.linalg.norm(got - expected) / (np.linalg.norm(expected) or 1.0))
 
 
-def compare(case: Case, result: Result) -> list[Check]:
+def compare(case: GoldenCase, result: Result) -> list[Check]:
     """All numeric comparisons of a case: one a quantity and phase, with the worst tensor or step."""
     x, checks = case.expected, []
 
@@ -69,7 +69,7 @@ def compare(case: Case, result: Result) -> list[Check]:
     return checks
 
 
-def lone_element(case: Case, result: Result, name: str) -> str | None:
+def lone_element(case: GoldenCase, result: Result, name: str) -> str | None:
     """What to say of an update that differs in one element alone, where the gradient is far below its tensor's largest.
 
     Adam divides a gradient by its own size: rounding that is nothing beside the tensor's gradients becomes a whole
@@ -89,7 +89,7 @@ def lone_element(case: Case, result: Result, name: str) -> str | None:
     )
 
 
-def greedy_difference(case: Case, kind: str, logits: np.ndarray) -> str | None:
+def greedy_difference(case: GoldenCase, kind: str, logits: np.ndarray) -> str | None:
     """The first choice of `kind` ("greedy" or "base_greedy") that may not differ and does; None when there is none.
 
     logits [tokens, V] before each expected token, with the expected ones fed. A case that gives no margins is judged
@@ -105,7 +105,7 @@ def greedy_difference(case: Case, kind: str, logits: np.ndarray) -> str | None:
     return None
 
 
-def judge(case: Case, result: Result) -> tuple[dict, list]:
+def judge(case: GoldenCase, result: Result) -> tuple[dict, list]:
     """The JSON line of a case, and a sentence for everything that is not ok."""
     checks = compare(case, result)
     faults = [_fault(case, result, check) for check in checks if not check.ok]
@@ -127,7 +127,7 @@ def judge(case: Case, result: Result) -> tuple[dict, list]:
     return row, faults
 
 
-def _fault(case: Case, result: Result, check: Check) -> str:
+def _fault(case: GoldenCase, result: Result, check: Check) -> str:
     text = f"{check.key} {check.error:.3g} exceeds {check.tolerance:.3g} {check.where}".rstrip()
     hint = lone_element(case, result, check.where) if check.key == "after3_rel_max" else None
     return f"{text}; {hint}" if hint else text

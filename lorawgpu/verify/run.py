@@ -8,7 +8,7 @@ from lorawgpu.generate.decoder import Decoder
 from lorawgpu.gpu import KernelCache
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.optim.adamw import AdamW
-from lorawgpu.verify.cases import STEPS, Case, Result
+from lorawgpu.verify.cases import STEPS, GoldenCase, Result
 from lorawgpu.weights.device_model import load_model
 
 
@@ -20,7 +20,7 @@ def optimizer_of(settings: dict) -> AdamW:
     return AdamW(beta1, beta2, settings["eps"], settings["weight_decay"], settings["max_grad_norm"] or 0.0)
 
 
-def tokens_to_decode(case: Case, kind: str) -> tuple[np.ndarray, int]:
+def tokens_to_decode(case: GoldenCase, kind: str) -> tuple[np.ndarray, int]:
     """Prompt and expected continuation of `kind`, and the length of the prompt."""
     prompt, text = case.expected[f"{kind}_prompt"], case.expected[kind]
     return np.concatenate([prompt, text]).astype(np.int32), len(prompt)
@@ -40,7 +40,7 @@ def logits_before(device, model, adapter, ids: np.ndarray, start: int, kernels: 
     return np.array(rows)
 
 
-def run_case(device, case: Case, kernels: KernelCache | None = None, **options) -> Result:
+def run_case(device, case: GoldenCase, kernels: KernelCache | None = None, **options) -> Result:
     """Compute on `device` all that a case expects; `options` go to engine.Options."""
     model = load_model(device, case.checkpoint)
     greedy = {kind: tokens_to_decode(case, kind) for kind in ("greedy", "base_greedy") if kind in case.expected}

@@ -28,10 +28,10 @@ def resume(folder, spoil=lambda path: None, choice="{checkpoint}", steps=(7,)):
     return ["train", path, *(["--resume", chosen] if chosen else [])]
 
 
-def there(folder):
+def there(folder, *argv):
     (folder / "out").mkdir()
     (folder / "out" / "adapter_model.safetensors").touch()
-    return ["train", write_config(folder)]
+    return ["train", write_config(folder), *argv]
 
 
 def cut(name):
@@ -52,6 +52,7 @@ CASES = {
     "a setting of nowhere": (option("--set", "datasets.7.path=a"), "datasets has no entry 7: it has 1, count"),
     "a run that is there": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
     "an adapter that is there": (there, "already holds adapter_model.safetensors of another run or of you"),
+    "an adapter to resume from": (lambda t: there(t, "--resume", "auto"), "and no checkpoint to resume from"),
     "a folder beyond any name": (option("--set", f"output_dir={'a' * 300}"), "cannot be created or written to"),
     "a checkpoint of another run": (resume, "its state lacks or garbles"),
     "a checkpoint without moments": (partial(resume, spoil=lambda p: (p / OPTIMIZER_FILE).unlink()), "is missing"),

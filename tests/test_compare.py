@@ -88,10 +88,11 @@ def test_a_rounding_near_a_tie_loosens_its_own_phase(case, what):
     for phase in ("loss", "steps", "greedy"):
         close = with_settings(case, rounding_margin={"loss": 1e-5, "steps": 1e-5, "greedy": 1e-5} | {phase: 2.9e-6})
         assert judge(close, result)[0]["ok"] == (phase == PHASES[what]), phase
-    spoil(case, result, what, 2e-2)
-    assert not judge(with_settings(case, rounding_margin=dict.fromkeys(("loss", "steps", "greedy"), 1e-7)), result)[0][
-        "ok"
-    ]
+    spoil(case, result, what, 2e-2)  # 6e-2 in all
+    flipping = with_settings(case, rounding_margin=dict.fromkeys(("loss", "steps", "greedy"), 1e-7))
+    for drift, ok in ((1e-2, False), (1.3e-2, True)):  # the outside float32 run flips roundings too
+        drifting = with_settings(flipping, float32_vs_float64={QUANTITIES[what]: drift})
+        assert judge(drifting, result)[0]["ok"] == ok, drift
 
 
 def test_an_update_off_in_one_tiny_gradient_alone_is_explained():
