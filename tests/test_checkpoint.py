@@ -83,7 +83,7 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path, part):
     name = next(iter(bad.adapter))
     getattr(bad, part)[name][1, 1] = np.nan
     save_checkpoint(tmp_path, snapshot(7), "base")
-    with pytest.raises(CheckFailed, match=f"not saved: .*{name} has non-finite values"):
+    with pytest.raises(CheckFailed, match=f"not saved: .*{name} .*finite"):
         save_checkpoint(tmp_path, bad, "base")
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-7"]
 

@@ -65,7 +65,7 @@ def test_an_adapter_of_another_model_is_noted_here_and_in_training(tmp_path, cap
     adapter = shutil.copytree(MODEL / "adapter_init", tmp_path / "adapter")
     keys = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": "org/Another"}
     (adapter / "adapter_config.json").write_text(json.dumps(keys))
-    note = f"note: the adapter {adapter} was trained on 'org/Another'; the model here is {MODEL}"
+    note = f"note: the adapter {adapter} was trained on 'org/Another'; this model is {MODEL}"
     config = write_config(tmp_path, adapter=str(adapter), lora_r=None, lora_alpha=None)
     evaluate_args = ["--model", MODEL, "--adapter", adapter, "--data", tmp_path / "data.jsonl"]
     assert command.main(list(map(str, evaluate_args))) == 0 and note in capsys.readouterr().err
