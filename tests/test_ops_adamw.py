@@ -1,4 +1,4 @@
-"""Norm, clip, AdamW and the bookkeeping of windows, step after step, against the float64 reference."""
+"""Norm, clip, AdamW and the bookkeeping of steps, step after step, against the float64 reference."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from oplab import POISON, normal
 
 from lorawgpu.ops.adamw import GROUP, adamw_step, grad_norm, partial_count
 from lorawgpu.ops.step import adam_scales, pack_step, step_buffer
-from lorawgpu.ops.window import State, begin_window, end_window, pack_state, state_buffer, unpack_state
+from lorawgpu.ops.step_state import StepState, begin_step, end_step, pack_state, state_buffer, unpack_state
 from lorawgpu.reference import adamw as reference
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
@@ -27,12 +27,12 @@ class Optimizer:
         self.step, self.state = step_buffer(self.device), state_buffer(self.device)
         self.total = self.device.tensor((2,), "u32")
         with plan.section("begin"):
-            begin_window(plan, self.state, self.total)
+            begin_step(plan, self.state, self.total)
         with plan.section("update"):
             grad_norm(plan, self.norm.view(0, (1,)), self.partials, self.grads, self.step, self.state, record_id=40)
             for w, m, v, g in zip(self.weights, self.m, self.v, self.grads, strict=True):
                 adamw_step(plan, w, m, v, g, self.norm, self.step, self.state, max_norm=max_norm, **ADAM)
-            end_window(plan, self.state)
+            end_step(plan, self.state)
 
     def run(self, t, grads, lr, targets):
         m_scale, v_scale = adam_scales(t, ADAM["beta1"], ADAM["beta2"])
@@ -75,7 +75,7 @@ def test_matches_reference(plan, max_norm):
     for got, want in ((opt.weights, p), (opt.m, m), (opt.v, v)):
         for a, b in zip(opt.read(got), want, strict=True):
             np.testing.assert_allclose(a, b, rtol=4e-6, atol=1e-6)  # four steps of float32; weights are near 1
-    assert unpack_state(opt.device.read(opt.state)) == State(False, 0, 0, None, 4)
+    assert unpack_state(opt.device.read(opt.state)) == StepState(False, 0, 0, None, 4)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -88,12 +88,12 @@ def test_bad_step_changes_nothing(plan, value):
     before = [opt.read(x) for x in (opt.weights, opt.m, opt.v)]
     for t in (2, 3):
         opt.run(t, bad, 0.1, 1)
-    assert unpack_state(opt.device.read(opt.state)) == State(True, 2, 2, 40, 3)
+    assert unpack_state(opt.device.read(opt.state)) == StepState(True, 2, 2, 40, 3)
     for tensors, old in zip((opt.weights, opt.m, opt.v), before, strict=True):
         for a, b in zip(opt.read(tensors), old, strict=True):
             assert np.array_equal(a, b)
     opt.run(4, good, 0.1, 1)  # and the next good one works again
-    assert unpack_state(opt.device.read(opt.state)) == State(False, 0, 2, 40, 4)
+    assert unpack_state(opt.device.read(opt.state)) == StepState(False, 0, 2, 40, 4)
     assert not np.array_equal(opt.device.read(opt.weights[0]), before[0][0])
 
 
@@ -111,10 +111,10 @@ def test_two_runs_give_the_same_bits(device, kernels):
 def test_begin_clears_the_flag_and_the_loss(plan):
     opt = Optimizer(plan, 1.0)
     opt.device.write(opt.total, np.array([3, 4], np.uint32))
-    opt.device.write(opt.state, pack_state(State(True, 2, 5, 7, 9)))
+    opt.device.write(opt.state, pack_state(StepState(True, 2, 5, 7, 9)))
     plan.run("begin")
     assert not opt.device.read(opt.total).any()
-    assert unpack_state(opt.device.read(opt.state)) == State(False, 2, 5, 7, 9)
+    assert unpack_state(opt.device.read(opt.state)) == StepState(False, 2, 5, 7, 9)
 
 
 def test_pieces_of_another_length_are_refused(plan):

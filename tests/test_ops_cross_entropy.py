@@ -1,4 +1,4 @@
-"""Loss and dlogits against the reference, in chunks and with unused rows; the window's sum."""
+"""Loss and dlogits against the reference, in chunks and with unused rows; the sum over a step."""
 
 import numpy as np
 import pytest

@@ -40,10 +40,10 @@ def stopping_at(step: int) -> type[Trainer]:
     """A trainer that gets SIGTERM while it works on that step."""
 
     class Stopped(Trainer):
-        def _step(self, window):
+        def _step(self, batch):
             if self.standing.step + 1 == step:
                 signal.raise_signal(signal.SIGTERM)
-            super()._step(window)
+            super()._step(batch)
 
     return Stopped
 
@@ -93,10 +93,10 @@ def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, lab, w
     """What a killed run wrote after its last checkpoint is cut from the metrics."""
 
     class Killed(Trainer):
-        def _step(self, window):
+        def _step(self, batch):
             if self.standing.step == 7:
                 raise ZeroDivisionError  # nothing gets a chance to save
-            super()._step(window)
+            super()._step(batch)
 
     config = everything(tmp_path, "cut")
     with pytest.raises(ZeroDivisionError):
@@ -139,7 +139,7 @@ def test_bad_step_counters_and_best_are_resumed(tmp_path, lab):
     resumed = lab.trainer(everything(tmp_path, "a"), "auto")
     assert resumed.standing == trainer.standing and resumed.standing.best["step"] in (2, 4)
     state = resumed.engine.steps_state()
-    assert (state.bad_run, state.bad_total, state.windows) == (1, 2, 4)
+    assert (state.bad_run, state.bad_total, state.steps) == (1, 2, 4)
 
 
 def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys, train_main):

@@ -47,8 +47,8 @@ class Tiny:
 
 
 def gradients(engine, batches, step=1):
-    """Loss and gradients of a window, summed over its targets."""
+    """Loss and gradients of a step, summed over its targets."""
     engine.begin()
     for index, batch in enumerate(batches):
-        engine.train(batch, step, index)
+        engine.accumulate(batch, step, index)
     return engine.loss_sum(), engine.tensors("grads")

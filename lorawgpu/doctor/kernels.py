@@ -25,7 +25,7 @@ TABLE = (
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
     ("cross_entropy", rows.cross_entropy, SUMMED, [(3, 123), (3, 49152)]),
     ("adamw", optimizer.adamw, SUMMED, [(33000, 64, 4)]),
-    ("window", optimizer.window, EXACT, [("bad",), ("good",)]),
+    ("step_state", optimizer.step_state, EXACT, [("bad",), ("good",)]),
     ("matmul", products.matmul_tiles, ROUNDED, [
         ("tall", "row", "nk", 131, 208, 512), ("medium", "row", "kn", 131, 208, 84),
         ("small", "col", "kn", 131, 208, 84), ("flat", "row", "nk", 5, 208, 84), ("skinny", "col", "kn", 131, 16, 84),

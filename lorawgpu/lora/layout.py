@@ -125,15 +125,15 @@ class AdapterLayout:
         for name, slot in self.slots.items():
             if tensors[name].shape != slot.shape:
                 raise ValueError(f"{name}: got {tensors[name].shape}, wanted {slot.shape}")
-            self._window(flat, slot)[:] = tensors[name]
+            self._view(flat, slot)[:] = tensors[name]
         return flat
 
     def unflatten(self, flat: np.ndarray) -> dict:
         """The flat buffer -> PEFT tensors by name, in layout order."""
-        return {name: self._window(flat, slot).copy() for name, slot in self.slots.items()}
+        return {name: self._view(flat, slot).copy() for name, slot in self.slots.items()}
 
     @staticmethod
-    def _window(flat: np.ndarray, slot: Slot) -> np.ndarray:
+    def _view(flat: np.ndarray, slot: Slot) -> np.ndarray:
         rows, columns = slot.stored
         stored = flat[slot.start : slot.start + rows * columns].reshape(rows, columns)
         return stored[: slot.shape[0], : slot.shape[1]]

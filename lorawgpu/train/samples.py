@@ -1,5 +1,7 @@
 """The answers to `sample_prompts` while a model trains, always the likeliest token, for the log and the report."""
 
+import numpy as np
+
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.generate.decoder import Decoder
@@ -18,7 +20,8 @@ class Samples:
     """
 
     def __init__(self, run: Run, engine: Engine):
-        self.prompts, self.words = run.config.sample_prompts, run.words
+        self.engine, self.words = engine, run.words
+        self.prompts = run.config.sample_prompts if engine.exchange.leads else []
         if not self.prompts:
             return
         if self.words.tokenizer is None:
@@ -37,6 +40,15 @@ class Samples:
     def answers(self) -> list[dict[str, str]]:
         """One {"prompt", "text"} a prompt; the text says so where a value was not finite."""
         return [{"prompt": p, "text": self._answer(ids)} for p, ids in zip(self.prompts, self.ids, strict=True)]
+
+    def base_answers(self) -> list[dict[str, str]]:
+        """Those of the bare base model: the decoder reads the parameters, and they are zero meanwhile."""
+        kept = self.engine.tensors()
+        self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in kept.items()})
+        try:
+            return self.answers()
+        finally:
+            self.engine.load("params", kept)
 
     def _answer(self, prompt: list[int]) -> str:
         try:

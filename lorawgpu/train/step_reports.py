@@ -8,18 +8,19 @@ import wgpu
 
 from lorawgpu.engine.engine import Engine
 from lorawgpu.ops.cross_entropy import loss_value
-from lorawgpu.ops.window import State, unpack_state
+from lorawgpu.ops.step_state import StepState, unpack_state
 
 DEPTH = 4  # steps under way before the oldest is waited for: it also bounds what the driver has to queue
 
 
 @dataclass(frozen=True)
 class Report:
-    """Step `step` as the GPU saw it: whether it was bad, the sum of its losses, its gradient's norm before clipping."""
+    """Step `step` as the GPU saw it: whether it was bad, what its objective summed, its gradient's norm before
+    clipping."""
 
     step: int
-    state: State
-    loss_sum: float
+    state: StepState
+    sums: dict[str, float]
     grad_norm: float
 
 
@@ -28,7 +29,7 @@ class LateReader:
 
     def __init__(self, engine: Engine, depth: int = DEPTH):
         self.engine = engine
-        self._sources = (engine.state, engine.loss, engine.norm)
+        self._sources = (engine.state, engine.norm, *engine.totals.values())
         size = -(-sum(t.nbytes for t in self._sources) // 8) * 8  # what is mapped comes in eights
         usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
         self._free = deque(engine.device.buffer(size, "late report", "step", usage) for _ in range(depth))
@@ -56,17 +57,18 @@ class LateReader:
         words = np.frombuffer(buffer.read_mapped(), np.uint32)
         buffer.unmap()
         self._free.append(buffer)
-        state, loss, norm = np.split(words, np.cumsum([t.size for t in self._sources]))[:3]
-        return Report(step, unpack_state(state), loss_value(loss), float(norm.view(np.float32)[0]))
+        state, norm, *totals = np.split(words, np.cumsum([t.size for t in self._sources]))
+        sums = {name: loss_value(total) for name, total in zip(self.engine.totals, totals, strict=False)}
+        return Report(step, unpack_state(state), sums, float(norm.view(np.float32)[0]))
 
 
-def fault(engine: Engine, state: State) -> str:
+def fault(engine: Engine, state: StepState) -> str:
     """The name of the first watched tensor of the latest bad step that was not finite."""
     return "a tensor that is not watched" if state.record is None else engine.watch.names[state.record]
 
 
 def bad_tensors(engine: Engine) -> list[str]:
-    """Adapter tensors and gradients of the latest window that are not finite now: for the last message of a run."""
+    """Adapter tensors and gradients of the latest step that are not finite now: for the last message of a run."""
     return [
         f"{which} of {name}" if which == "grads" else name
         for which in ("params", "grads")

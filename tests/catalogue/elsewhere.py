@@ -42,7 +42,7 @@ ELSEWHERE = {
     "api/arguments.py": "test_api.py",
     "generate/sampling.py:check": "test_api.py",
     "data/batch_order.py:_draws": "the config checks weights first; test_batching.py",
-    "data/batch_order.py:windows": "an empty data set is refused when it is read; test_batching.py",
+    "data/batch_order.py:step_batches": "an empty data set is refused when it is read; test_batching.py",
     "data/batch_order.py:_check": "the digests of data and settings differ first; test_batching.py",
     "chat/template.py:resolve_template": "the config refuses both at once, and unknown names; test_chat.py",
     "data/dataset.py:load": "the config refuses both at once",
