@@ -160,6 +160,12 @@ def test_resume_inside_a_packing_buffer_of_many():
     assert sorted(tokens_of(steps).tolist()) == list(range(1, 1 + lengths.sum()))
 
 
+def test_a_position_is_stored_under_the_keys_of_every_checkpoint():
+    position = DataPosition(epoch=1, consumed=7, packing_start=4, packing_batches=2, mixing=(9, 3))
+    stored = {"epoch": 1, "consumed": 7, "window_start": 4, "window_batches": 2, "mixing": [9, 3]}
+    assert position.to_dict() == stored and DataPosition.from_dict(stored) == position
+
+
 def test_a_position_in_other_data_is_refused():
     position = next(batches([5] * 200).step_batches()).position
     with pytest.raises(UserError, match="does not belong to these data"):

@@ -11,7 +11,7 @@ from lorawgpu.backward import loss as backward_loss
 from lorawgpu.backward.loss import chunk_losses, head_backward, head_forward
 from lorawgpu.data.batching import flatten
 from lorawgpu.engine.objective import CausalLM
-from lorawgpu.ops.cross_entropy import loss_sum
+from lorawgpu.ops.cross_entropy import loss_sum, loss_value
 from lorawgpu.reference.cross_entropy import cross_entropy_forward
 from lorawgpu.reference.gather import gather_forward
 from lorawgpu.reference.model import model_backward, model_forward, step_gradients
@@ -114,8 +114,8 @@ def test_with_the_adapter_off_the_base_model_answers(device, kernels, family):
 
 
 SEQUENCE_WEIGHTS = """
-// One workgroup of one sequence: S = sum over its target rows of (losses - base), total += S^2 / 2 in fixed point,
-// weights = S for each of its rows. Grid: one thread for all; a test has few rows.
+// S = sum of (losses - base) over the target rows of a sequence; weights = S in each of these rows, values = S^2 / 2 in
+// the first of them. sequence: its number by target row, 0 past the last. Grid: one thread, for a test has few rows.
 @group(0) @binding(0) var<storage, read> sequence: array<u32>;
 @group(0) @binding(1) var<storage, read> losses: array<f32>;
 @group(0) @binding(2) var<storage, read> base: array<f32>;
@@ -169,13 +169,13 @@ class SquaredRatio:
 
         def likelihood(start, rows):
             head_forward(c, head, x, start, rows)
-            chunk_losses(c, replace(head, losses=losses), start, rows, gradient=False)
+            chunk_losses(c, head, losses, start, rows, gradient=False)
             if totals:
                 loss_sum(c.plan, totals["nll"], losses, start=start, rows=rows)
 
         def gradient(start, rows):
             head_forward(c, head, x, start, rows)
-            chunk_losses(c, head, start, rows, gradient=True, row_weights=self.weights)
+            chunk_losses(c, head, head.losses, start, rows, gradient=True, row_weights=self.weights)
             head_backward(c, head, dx, start, rows)
 
         head.record(c, likelihood, "likelihood")
@@ -184,13 +184,10 @@ class SquaredRatio:
                 tensors = {name: getattr(self, name) for name in ("sequence", "losses", "base", "weights", "values")}
                 c.plan.record(self.kernel, "main", (1,), **tensors)
                 loss_sum(c.plan, totals["loss"], self.values, start=0, rows=self.values.size)
-        if dx is not None:
-            head.record(c, gradient, "gradient")
-        self.trains = dx is not None
-
-    def sections(self, head, targets):
-        names = [*head.sections(targets, "likelihood"), "weigh"]
-        return names + head.sections(targets, "gradient") if self.trains else names
+        if dx is None:
+            return lambda targets: [*head.sections(targets, "likelihood"), "weigh"]
+        head.record(c, gradient, "gradient")
+        return lambda targets: [*head.sections(targets, "likelihood"), "weigh", *head.sections(targets, "gradient")]
 
     def divisor(self, batch):
         return batch.samples
@@ -229,16 +226,10 @@ def test_an_objective_in_two_passes_that_compares_with_the_base(tiny, chunks_of_
     engine.begin()
     for index, batch in enumerate(batches):
         engine.accumulate(batch, 1, index)
-    sums = {name: value for name, value in zip(engine.totals, totals_of(engine), strict=True)}
+    sums = {name: loss_value(engine.device.read(total)) for name, total in engine.totals.items()}
     metrics = engine.objective.metrics(sums, 5)
     assert metrics == pytest.approx({"loss": expected_loss, "nll": nll}, rel=1e-4)
     assert worst({n: g / 5 for n, g in engine.tensors("grads").items()}, expected) < NOISE
     assert engine.step(batches, 1, 1e-3) == 5  # as a step: the divisor of the objective
     norm = np.sqrt(sum((g**2).sum() for g in expected.values()))
     assert engine.grad_norm() == pytest.approx(norm, rel=1e-4)
-
-
-def totals_of(engine):
-    from lorawgpu.ops.cross_entropy import loss_value
-
-    return [loss_value(engine.device.read(total)) for total in engine.totals.values()]

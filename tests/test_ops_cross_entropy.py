@@ -64,6 +64,35 @@ def test_matches_reference(plan):
     assert state.value.tolist() == FRESH
 
 
+def test_row_weights_multiply_loss_and_gradient(plan):
+    """Rows without a target stay 0 whatever their weight is; a good row whose weight is not finite is bad."""
+    lab, vocab, rows = Lab(plan), 123, 5
+    states = [lab.output(16, initial=FRESH, dtype="u32") for _ in range(2)]
+    logits, ids = normal(rows, vocab), np.array([0, 122, -1, 7, -100], np.int32)
+    weights = np.array([0.5, -2.0, np.nan, 0.0, np.inf], np.float32)
+    losses, plain, dlogits = lab.output(rows), lab.output(rows), lab.rows(rows, vocab, pad(logits))
+    gids = lab.input(ids)
+    shape = {"start": 0, "rows": rows, "vocab": vocab, "record_id": 6}
+    with lab.section:
+        inputs = gids, states[0].tensor
+        given = lab.input(weights)
+        cross_entropy_forward(plan, plain.exact, lab.padded(logits), *inputs, row_weights=given, **shape)
+        cross_entropy_forward_backward(plan, losses.exact, dlogits.tensor, *inputs, row_weights=given, **shape)
+        unused = lab.output(rows), lab.padded(logits), gids, states[1].tensor
+        bad = lab.input(np.where(np.arange(rows) == 3, np.inf, 1).astype(np.float32))
+        cross_entropy_forward(plan, unused[0].exact, *unused[1:], row_weights=bad, **shape)
+    lab.run()
+    used = ids >= 0
+    want_loss, want = np.zeros(rows), np.zeros((rows, vocab))
+    x = logits[used].astype(np.float64)
+    want_loss[used], lse = reference.cross_entropy_forward(x, ids[used], weights[used])
+    want[used] = reference.cross_entropy_backward(x, ids[used], lse, weights[used])
+    np.testing.assert_allclose(losses.value, want_loss, rtol=1e-5, atol=1e-6)
+    assert_close(dlogits.value, want, 1e-5, 1e-6)
+    assert np.array_equal(plain.value, losses.value)
+    assert states[0].value.tolist() == FRESH and states[1].value[:2].tolist() == [1, 6]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_non_finite_loss_marks_the_step(plan, value):
     lab = Lab(plan)

@@ -19,6 +19,7 @@ from lorawgpu.files.lock import LOCK_FILE, only_run_in
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.resume import Standing
 from lorawgpu.train.trainer import Trainer
 
 STEPS = 9
@@ -140,6 +141,21 @@ def test_bad_step_counters_and_best_are_resumed(tmp_path, lab):
     assert resumed.standing == trainer.standing and resumed.standing.best["step"] in (2, 4)
     state = resumed.engine.steps_state()
     assert (state.bad_run, state.bad_total, state.steps) == (1, 2, 4)
+
+
+def test_a_checkpoint_keeps_its_keys():
+    """Those that were written before must resume."""
+    stored = {
+        "step": 5,
+        "epoch": 1,
+        "data": {"epoch": 1, "consumed": 7, "window_start": 4, "window_batches": 2, "mixing": [9, 3]},
+        "skipped_windows": 1,
+        "bad_steps": {"run": 0, "total": 2, "windows": 5},
+        "best": None,
+        "evaluations_since_best": 0,
+        "metrics": {"loss": 2.5},
+    }
+    assert Standing.from_json(stored).to_json() == stored
 
 
 def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys, train_main):

@@ -96,15 +96,15 @@ def head_forward(c, head, x, start, rows):
     linear_forward(c.plan, head.logits.rows(0, rows), head.n, c.model.head, rows=rows)
 
 
-def chunk_losses(c, head, start, rows, *, gradient: bool, row_weights: Tensor | None = None):
-    """head.losses of target rows [start, start + rows) from their logits, which `gradient` turns into dlogits.
+def chunk_losses(c, head, losses, start, rows, *, gradient: bool, row_weights: Tensor | None = None):
+    """losses of target rows [start, start + rows) from their logits, which `gradient` turns into dlogits.
 
-    row_weights: f32, one for each target row of the batch, multiplies loss and gradient.
+    losses: f32, one for each target row of the batch. row_weights: of that shape, multiplies loss and gradient.
     """
     cross_entropy = cross_entropy_forward_backward if gradient else cross_entropy_forward
     cross_entropy(
         c.plan,
-        head.losses,
+        losses,
         head.logits.rows(0, rows),
         c.batch.target_ids,
         c.state,

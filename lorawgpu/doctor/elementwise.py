@@ -195,22 +195,24 @@ def adapter_dropout(lab, rows, width):
     return lambda: {"y": (y.value, want), "added": (total.value, start + want)}
 
 
-def cross_entropy(lab, rows, vocab):
-    """The last row has no target."""
+def cross_entropy(lab, which, rows, vocab):
+    """The last row has no target. which: "plain", or "weighted" by row."""
     logits, ids = 5 * normal(rows, vocab), np.arange(rows, dtype=np.int32) * 7 % vocab
     ids[-1] = -1
     state = lab.output(16, initial=FRESH, dtype="u32")
     losses, plain, gids = lab.output(rows), lab.output(rows), lab.input(ids)
     dlogits, total = lab.rows(rows, vocab, pad(logits)), lab.output(2, initial=np.zeros(2), dtype="u32")
+    weights = normal(rows) if which == "weighted" else np.ones(rows)
     shape = {"start": 0, "rows": rows, "vocab": vocab, "record_id": 0}
+    shape["row_weights"] = lab.input(weights) if which == "weighted" else None
     cross_entropy_forward(lab.plan, plain.exact, lab.padded(logits), gids, state.tensor, **shape)
     cross_entropy_forward_backward(lab.plan, losses.exact, dlogits.tensor, gids, state.tensor, **shape)
     loss_sum(lab.plan, total.exact, losses.exact, start=0, rows=rows)
 
     def results():
         x = logits[:-1].astype(np.float64)
-        loss, lse = loss_reference.cross_entropy_forward(x, ids[:-1])
-        grad = loss_reference.cross_entropy_backward(x, ids[:-1], lse)
+        loss, lse = loss_reference.cross_entropy_forward(x, ids[:-1], weights[:-1])
+        grad = loss_reference.cross_entropy_backward(x, ids[:-1], lse, weights[:-1])
         return {
             "losses": (losses.value, np.append(loss, 0)),
             "losses alone": (plain.value, np.append(loss, 0)),

@@ -23,7 +23,9 @@ TABLE = (
     ("gather", rows.gather, EXACT, [(9, 123), (5, 2560)]),
     ("embedding", rows.embedding, EXACT, [("bf16", 7, 123), ("f16", 7, 123), ("f32", 7, 2560)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
-    ("cross_entropy", rows.cross_entropy, SUMMED, [(3, 123), (3, 49152)]),
+    ("cross_entropy", rows.cross_entropy, SUMMED, [
+        ("plain", 3, 123), ("plain", 3, 49152), ("weighted", 3, 123),
+    ]),
     ("adamw", optimizer.adamw, SUMMED, [(33000, 64, 4)]),
     ("step_state", optimizer.step_state, EXACT, [("bad",), ("good",)]),
     ("matmul", products.matmul_tiles, ROUNDED, [

@@ -13,7 +13,7 @@ from lorawgpu.backward.loss import CHUNK_ALIGN, Head, head_forward, section_name
 from lorawgpu.backward.transformer import transformer_backward
 from lorawgpu.data.batching import MicroBatch
 from lorawgpu.engine.exchange import Exchange, Solo, StepSums, share
-from lorawgpu.engine.objective import CausalLM, Objective
+from lorawgpu.engine.objective import CausalLM, Objective, Sections
 from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.lora.layout import AdapterLayout
@@ -51,7 +51,7 @@ class Recorded:
     plan: Plan
     rows: int
     head: Head
-    sections: Callable[[int], list]  # what to replay, in order, for a number of target rows
+    sections: Sections
 
     def flops(self, targets: int) -> float:
         """Floating-point operations of a replay with `targets` target rows, counting matrix products only."""
@@ -141,17 +141,17 @@ class Engine:
             self._plans[key] = Recorded(plan, rows, *record(c, totals))
         return self._plans[key]
 
-    def _record_train(self, c, totals) -> tuple[Head, Callable]:
+    def _record_train(self, c, totals) -> tuple[Head, Sections]:
         with c.plan.section("forward"):
             x, saved = transformer_forward(c, self.options.checkpointing)
             dx = c.keep(c.widths.hidden, "dx")
             c.plan.clear(dx)
         head = Head.take(c, self.device.max_binding)
-        self.objective.record(c, head, x, dx, totals)
+        sections = self.objective.record(c, head, x, dx, totals)
         head.give(c)
         with c.plan.section("backward"):
             transformer_backward(c, dx, saved, self.options.checkpointing)
-        return head, lambda targets: ["forward", *self.objective.sections(head, targets), "backward"]
+        return head, lambda targets: ["forward", *sections(targets), "backward"]
 
     def _hidden(self, c) -> Tensor:
         """The last hidden state, without keeping anything for a backward."""
@@ -160,14 +160,14 @@ class Engine:
         s = Saved.take(c, self.model.layers[0])
         return infer_forward(c, x, [(s.k, s.v)] * len(self.model.layers), s)
 
-    def _record_forward(self, c, totals) -> tuple[Head, Callable]:
+    def _record_forward(self, c, totals) -> tuple[Head, Sections]:
         with c.plan.section("forward"):
             x = self._hidden(c)
         head = Head.take(c, self.device.max_binding)
-        self.objective.record(c, head, x, None, totals)
-        return head, lambda targets: ["forward", *self.objective.sections(head, targets)]
+        sections = self.objective.record(c, head, x, None, totals)
+        return head, lambda targets: ["forward", *sections(targets)]
 
-    def _record_logits(self, c, totals) -> tuple[Head, Callable]:
+    def _record_logits(self, c, totals) -> tuple[Head, Sections]:
         with c.plan.section("forward"):
             x = self._hidden(c)
         head = Head.take(c, self.device.max_binding)

@@ -4,6 +4,7 @@ The engine records the transformer; between its forward and its backward an obje
 passes over the chunks of target rows as it needs.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -14,12 +15,14 @@ from lorawgpu.gpu import Device, Tensor
 from lorawgpu.model.context import Context
 from lorawgpu.ops.cross_entropy import loss_sum
 
+Totals = dict[str, Tensor]  # u32 [2] each, a number in fixed point (ops.cross_entropy.loss_sum)
+Sections = Callable[[int], list[str]]  # names of what to replay, in order, for a number of target rows
+
 
 class Objective(Protocol):
     """An engine makes its own with `objective(device, targets)`; `targets` is the most target rows of a micro-batch.
 
-    sums: names of the numbers that a step or an evaluation adds up in fixed point (`ops.cross_entropy.loss_sum`).
-        "loss" is the first.
+    sums: names of the totals of a step or an evaluation; "loss" is the first.
     base_first: each micro-batch first passes through the bare base model, recorded with `totals` None. What later
         passes need of it (the log-probabilities of a reference model, say) goes into buffers of the objective.
     """
@@ -30,16 +33,13 @@ class Objective(Protocol):
     def write(self, batch: MicroBatch) -> None:
         """Put on the device what the objective needs of a micro-batch besides its target rows and ids."""
 
-    def record(self, c: Context, head: Head, x: Tensor, dx: Tensor | None, totals: dict[str, Tensor] | None) -> None:
+    def record(self, c: Context, head: Head, x: Tensor, dx: Tensor | None, totals: Totals | None) -> Sections:
         """Record the head's sections of a plan, with `head.record` and `c.plan.section`.
 
         x: the last hidden states, f32 [rows, C]. dx: their gradient, zeros of the same shape, of which target rows are
-        to be written; None for an evaluation. totals: by name of `sums`, u32 [2], to be added to. c.adapter is None
+        to be written; None for an evaluation. totals: by name of `sums`, to be added to. c.adapter is None
         where the adapter is off.
         """
-
-    def sections(self, head: Head, targets: int) -> list[str]:
-        """The sections of `record` to replay, in order, for a micro-batch of `targets` target rows."""
 
     def divisor(self, batch: MicroBatch) -> int:
         """A micro-batch's share of the number that the sums and the gradient of the whole step are divided by."""
@@ -71,18 +71,17 @@ class CausalLM:
             weights[: batch.targets] = batch.row_weights
         self.device.write(self.row_weights, weights)
 
-    def record(self, c: Context, head: Head, x: Tensor, dx: Tensor | None, totals: dict[str, Tensor] | None) -> None:
+    def record(self, c: Context, head: Head, x: Tensor, dx: Tensor | None, totals: Totals | None) -> Sections:
         def chunk(start, rows):
             head_forward(c, head, x, start, rows)
-            chunk_losses(c, head, start, rows, gradient=dx is not None, row_weights=self.row_weights)
+            gradient = dx is not None
+            chunk_losses(c, head, head.losses, start, rows, gradient=gradient, row_weights=self.row_weights)
             loss_sum(c.plan, totals["loss"], head.losses, start=start, rows=rows)
-            if dx is not None:
+            if gradient:
                 head_backward(c, head, dx, start, rows)
 
         head.record(c, chunk)
-
-    def sections(self, head: Head, targets: int) -> list[str]:
-        return head.sections(targets)
+        return head.sections
 
     def divisor(self, batch: MicroBatch) -> int:
         return batch.targets
