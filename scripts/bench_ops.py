@@ -32,14 +32,14 @@ ROW_KERNELS = {  # functions of `doctoring` and their sizes for M tokens, hidden
         ("dropout", rows.adapter_dropout, (M, 2560)),
         ("embedding", rows.embedding, ("bf16", M, 2560)),
         ("gather", rows.gather, (M, 2560)),
-        ("cross-entropy", rows.cross_entropy, (M // 8, 128256)),
+        ("cross-entropy", rows.cross_entropy, ("plain", M // 8, 128256)),
         ("AdamW", optimizer.adamw, (20_000_000,)),
     ],
     "smollm2-135m": lambda M: [
         ("rmsnorm", rows.rmsnorm, (M, 576)),
         ("RoPE", rows.rotary, (M, 9, 3, 64)),
         ("silu gate", rows.gate, ("silu", M, 1536)),
-        ("cross-entropy", rows.cross_entropy, (M // 4, 49152)),
+        ("cross-entropy", rows.cross_entropy, ("plain", M // 4, 49152)),
         ("AdamW", optimizer.adamw, (5_000_000,)),
     ],
 }

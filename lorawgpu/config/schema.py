@@ -36,6 +36,7 @@ from lorawgpu.config.types import (
 from lorawgpu.data.formats import ROLES
 from lorawgpu.errors import UserError
 from lorawgpu.lora.peft_config import LARGEST
+from lorawgpu.optim.settings import AdamWSettings
 
 
 class TrainConfig(Section):
@@ -100,12 +101,12 @@ class TrainConfig(Section):
     """Steps over which the learning rate rises linearly from 0."""
     warmup_ratio: Fraction = 0.0
     """Or: the same as a fraction of all steps."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: NotNegative = AdamWSettings.weight_decay
     """AdamW's decoupled decay, on all adapter tensors."""
-    adam_beta1: Fraction = 0.9
-    adam_beta2: Fraction = 0.999
-    adam_epsilon: Annotated[Number, Field(ge=1e-30)] = 1e-8  # 0 in float32 divides 0 by 0
-    max_grad_norm: NotNegative = 1.0
+    adam_beta1: Fraction = AdamWSettings.beta1
+    adam_beta2: Fraction = AdamWSettings.beta2
+    adam_epsilon: Annotated[Number, Field(ge=1e-30)] = AdamWSettings.epsilon  # 0 in float32 divides 0 by 0
+    max_grad_norm: NotNegative = AdamWSettings.max_grad_norm
     """Clip the global gradient norm to this; 0 does not clip."""
     seed: int = Field(42, ge=0, lt=2**32)
     """Of the adapter's start, the order of the data and the dropout."""
