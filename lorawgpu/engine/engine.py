@@ -202,7 +202,14 @@ class Engine:
 
     def flops(self, batch: MicroBatch) -> float:
         """Floating-point operations of `accumulate` for this micro-batch: none without targets."""
-        return self.plan("train", batch.capacity).flops(batch.targets) if batch.targets else 0.0
+        if not batch.targets:
+            return 0.0
+        return sum(recorded.flops(batch.targets) for recorded in self._passes("train", batch.capacity))
+
+    def _passes(self, kind: str, rows: int, adapter: bool = True) -> list[Recorded]:
+        """The plans that a micro-batch goes through, one after another."""
+        before = [self.plan("base", rows, adapter=False)] if self.objective.base_first else []
+        return [*before, self.plan(kind, rows, adapter)]
 
     # Replaying
 
@@ -264,9 +271,7 @@ class Engine:
     def _replay(self, kind: str, batch: MicroBatch, adapter: bool = True):
         self.write(batch)
         self.objective.write(batch)
-        before = [("base", False)] if self.objective.base_first else []
-        for plan in (*before, (kind, adapter)):
-            recorded = self.plan(plan[0], batch.capacity, plan[1])
+        for recorded in self._passes(kind, batch.capacity, adapter):
             recorded.plan.run(*recorded.sections(batch.targets))
 
     def logits(self, batch: MicroBatch, rows: np.ndarray, adapter: bool = True) -> np.ndarray:
