@@ -75,10 +75,10 @@ def filling(store) -> dict[str, float]:
     found = {}
     for name, packing, capacity in (("packed", True, ROWS), ("8 samples each", False, 8 * SEQUENCE)):
         rows = tokens = 0
-        for window in Batches([store], BatchSettings(0, 8, 1, capacity, packing)).windows():
-            rows += sum(b.capacity for b in window.micro_batches)
-            tokens += window.tokens
-            if window.ends_epoch:
+        for batch in Batches([store], BatchSettings(0, 8, 1, capacity, packing)).step_batches():
+            rows += sum(b.capacity for b in batch.micro_batches)
+            tokens += batch.tokens
+            if batch.ends_epoch:
                 break
         found[name] = tokens / rows
     return found
@@ -95,30 +95,30 @@ def bench_packing(args: argparse.Namespace) -> None:
         run = prepare(load_config(args.config, [f"sample_packing={str(packing).lower()}"]))
         sides[packing] = (
             build_engine(run, device, kernels),
-            run.batches.windows(),
+            run.batches.step_batches(),
             run.schedule.lr(run.schedule.warmup_steps),
         )
-    for engine, windows, lr in sides.values():  # every capacity is recorded and compiled
-        step(engine, islice(windows, 12), lr)
+    for engine, batches, lr in sides.values():  # every capacity is recorded and compiled
+        step(engine, islice(batches, 12), lr)
     ratios = []
     for _ in range(args.pairs):
         packed, plain = (
-            step(engine, islice(windows, args.steps if packing else 3 * args.steps), lr)
-            for packing, (engine, windows, lr) in sides.items()
+            step(engine, islice(batches, args.steps if packing else 3 * args.steps), lr)
+            for packing, (engine, batches, lr) in sides.items()
         )
         ratios.append(packed / plain)
         print(f"packed {packed:,.0f} tok/s, not packed {plain:,.0f} tok/s, ratio {ratios[-1]:.2f}", flush=True)
     print(f"{device.name}: ratio, median of {args.pairs} pairs: {statistics.median(ratios):.2f}")
 
 
-def step(engine, windows, lr: float) -> float:
+def step(engine, batches, lr: float) -> float:
     """Real tokens a second of some optimizer steps; on a software adapter, which is this process, a processor second:
     others on the machine do not count."""
     clock = time.process_time if engine.device.is_cpu else time.perf_counter
     tokens, start = 0, clock()
-    for number, window in enumerate(windows, 1):
-        engine.window(window.micro_batches, number, lr)
-        tokens += window.tokens
+    for number, batch in enumerate(batches, 1):
+        engine.step(batch.micro_batches, number, lr)
+        tokens += batch.tokens
     engine.loss_sum()  # waits
     return tokens / (clock() - start)
 

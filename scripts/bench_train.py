@@ -70,7 +70,7 @@ class Steps:
             start = time.perf_counter()
             for i in range(self.group):
                 self.step += 1
-                self.engine.window([self.batch], self.step, 1e-4)
+                self.engine.step([self.batch], self.step, 1e-4)
                 if i == 0:
                     recording.append(time.perf_counter() - start)
                 self.late.push(self.step)
@@ -98,7 +98,7 @@ def ours(args, config):
         device, model, options, AdapterLayout(lora, config), init_adapter(lora, config, 0), AdamW(), kernels
     )
     batch = random_batch(config, args.tokens, args.seq, np.random.default_rng(0))
-    engine.window([batch], 1, 1e-4)
+    engine.step([batch], 1, 1e-4)
     losses = [engine.loss_sum() / batch.targets]
     print(f"setup and first step {time.perf_counter() - start:.1f} s, loss {losses[0]:.4f}", flush=True)
     steps = Steps(engine, batch)
@@ -119,7 +119,7 @@ def ours(args, config):
         recorded = engine.plan("train", batch.capacity)
         engine.begin()
         engine.write(batch)
-        show_profile(profile(recorded.plan, ["forward", *recorded.heads(batch.targets), "backward"]))
+        show_profile(profile(recorded.plan, recorded.sections(batch.targets)))
     return result
 
 

@@ -10,7 +10,7 @@ import pytest
 from golden_case import GOLDEN
 from tiny_run import MODEL, losses, write_config, write_data
 
-from lorawgpu.data.batch_order import Window
+from lorawgpu.data.batch_order import StepBatch
 from lorawgpu.data.batching import MicroBatch
 from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.errors import CheckFailed
@@ -25,7 +25,7 @@ class Poisoned(Trainer):
 
     at, healed, value = 3, 5, math.nan
 
-    def _step(self, window):
+    def _step(self, batch):
         tensors = self.engine.tensors()
         name = next(n for n in tensors if "layers.1.mlp.gate_proj.lora_B" in n)
         if self.standing.step + 1 == self.at:
@@ -37,7 +37,7 @@ class Poisoned(Trainer):
                 for name, tensor in self.engine.tensors(part).items():
                     assert np.array_equal(tensor, self.kept[part][name]), name
             self.engine.load("params", self.kept["params"])
-        super()._step(window)
+        super()._step(batch)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -63,10 +63,10 @@ class Never(Poisoned):
     healed = None
 
 
-def lines_of(window: Window, sets: list[dict]) -> str:
-    """The lines whose tokens a window holds, looked up in the files."""
+def lines_of(step: StepBatch, sets: list[dict]) -> str:
+    """The lines whose tokens a step holds, looked up in the files."""
     fed = set()
-    for b in window.micro_batches:
+    for b in step.micro_batches:
         starts = np.flatnonzero(b.position[: b.tokens] == 0)[1:]
         fed |= {tuple(ids.tolist()) for ids in np.split(b.ids[: b.tokens], starts)}
     records = [(s["path"], n, json.loads(r)) for s in sets for n, r in enumerate(Path(s["path"]).open(), 1)]
@@ -82,7 +82,7 @@ def test_too_many_bad_steps_end_the_run_with_advice(tmp_path, runs, capsys, pack
     with pytest.raises(CheckFailed) as failed:
         trainer.train()
     message = str(failed.value)
-    lines = [lines_of(window, sets) for window, _ in zip(trainer.run.batches.windows(), range(4), strict=False)]
+    lines = [lines_of(step, sets) for step, _ in zip(trainer.run.batches.step_batches(), range(4), strict=False)]
     assert f"look at the data of that step: {lines[3]}. " in message
     assert f"step 3: skipped, layers.1.gate_up is not finite; its data: {lines[2]}" in capsys.readouterr().err
     for words in ("2 steps in a row", "layers.1.gate_up", "learning_rate (0.01)", "lora_alpha", "out/checkpoint-2;"):
@@ -130,21 +130,21 @@ def test_a_destroyed_final_adapter_is_none(tmp_path, capsys, train_main):
 class Stumbling(Trainer):
     """Steps 4 and 8 alone are not finite; the adapter is what it was."""
 
-    def _step(self, window):
+    def _step(self, batch):
         kept = self.engine.tensors()
         if stumbles := self.standing.step + 1 in (4, 8):
             self.engine.load("params", {name: np.full_like(tensor, math.nan) for name, tensor in kept.items()})
-        real = self.engine.window
+        real = self.engine.step
 
-        def windows(*args):
+        def step(*args):
             targets = real(*args)
             if stumbles:
                 self.engine.load("params", kept)
             return targets
 
-        self.engine.window = windows
-        super()._step(window)
-        self.engine.window = real
+        self.engine.step = step
+        super()._step(batch)
+        self.engine.step = real
 
 
 def test_a_checkpoint_that_a_bad_step_put_off_comes_after_the_next_good_one(tmp_path, runs):
@@ -173,18 +173,18 @@ def test_a_final_adapter_that_never_moved_fails(tmp_path, runs):
         runs.train(config)
 
 
-def test_windows_without_a_target_are_skipped_and_counted(tmp_path, runs, capsys):
+def test_steps_without_a_target_are_skipped_and_counted(tmp_path, runs, capsys):
     trainer = runs.trainer(write_config(tmp_path, max_steps=4))
-    real = trainer.run.batches.windows
+    real = trainer.run.batches.step_batches
 
-    def windows(state=None):
-        for number, window in enumerate(real(state)):
-            yield replace(window, micro_batches=list(map(untargeted, window.micro_batches))) if number == 1 else window
+    def step_batches(position=None):
+        for number, step in enumerate(real(position)):
+            yield replace(step, micro_batches=list(map(untargeted, step.micro_batches))) if number == 1 else step
 
-    trainer.run.batches.windows = windows
+    trainer.run.batches.step_batches = step_batches
     assert trainer.train() == 0
     assert trainer.standing.skipped == 1
-    assert "1 windows without a target were skipped" in capsys.readouterr().out
+    assert "1 steps without a target were skipped" in capsys.readouterr().out
 
 
 def untargeted(batch: MicroBatch) -> MicroBatch:

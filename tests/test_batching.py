@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorawgpu.data.batch_order import Batches, BatchSettings, State, pack
+from lorawgpu.data.batch_order import Batches, BatchSettings, DataPosition, pack
 from lorawgpu.data.batching import ALIGN, Sample, bucket, flatten, sequential, token_capacity
 from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.errors import UserError
@@ -38,14 +38,14 @@ def batches(lengths, *, packing=True, capacity=128, accumulation=2, size=2, seed
 
 def one_epoch(stream):
     out = []
-    for window in stream:
-        out.append(window)
-        if window.ends_epoch:
+    for step in stream:
+        out.append(step)
+        if step.ends_epoch:
             return out
 
 
-def tokens_of(windows):
-    return np.concatenate([b.ids[: b.tokens] for w in windows for b in w.micro_batches])
+def tokens_of(steps):
+    return np.concatenate([b.ids[: b.tokens] for s in steps for b in s.micro_batches])
 
 
 def test_flatten_writes_the_step_data_by_hand():
@@ -110,13 +110,13 @@ def test_packing_neither_loses_nor_repeats_samples(lengths, capacity):
 @settings(deadline=None)
 def test_an_epoch_holds_every_token_once(lengths, packing, accumulation, size, seed):
     data = batches(lengths, packing=packing, accumulation=accumulation, size=size, seed=seed, capacity=192)
-    stream = data.windows()
+    stream = data.step_batches()
     for epoch in (0, 1):
-        windows = one_epoch(stream)
-        assert sorted(tokens_of(windows).tolist()) == list(range(1, 1 + sum(lengths)))
-        assert len(windows) == data.steps(epoch)
-        assert all(len(w.micro_batches) == accumulation for w in windows[:-1])
-        assert windows[-1].state == State(epoch + 1, mixing=((epoch + 1) * len(lengths),))
+        steps = one_epoch(stream)
+        assert sorted(tokens_of(steps).tolist()) == list(range(1, 1 + sum(lengths)))
+        assert len(steps) == data.steps(epoch)
+        assert all(len(s.micro_batches) == accumulation for s in steps[:-1])
+        assert steps[-1].position == DataPosition(epoch + 1, mixing=((epoch + 1) * len(lengths),))
 
 
 @given(
@@ -134,36 +134,42 @@ def test_resume_at_any_step_continues_with_the_same_bytes(lengths, packing, accu
         data = batches(None, sources=sources, packing=packing, accumulation=accumulation, weights=[weight, 1.0])
         return data
 
-    stream = fresh().windows()
-    state = None
+    stream = fresh().step_batches()
+    position = None
     for _ in range(steps):
-        state = next(stream).state
-    if state is not None:
-        state = State.from_dict(json.loads(json.dumps(state.to_dict())))
-    resumed = fresh().windows(state)
+        position = next(stream).position
+    if position is not None:
+        position = DataPosition.from_dict(json.loads(json.dumps(position.to_dict())))
+    resumed = fresh().step_batches(position)
     for _ in range(12):
         expected, got = next(stream), next(resumed)
-        assert expected.state == got.state and expected.ends_epoch == got.ends_epoch
+        assert expected.position == got.position and expected.ends_epoch == got.ends_epoch
         for a, b in zip(expected.micro_batches, got.micro_batches, strict=True):
             np.testing.assert_array_equal(a.ids, b.ids)
             np.testing.assert_array_equal(a.target_rows, b.target_rows)
 
 
-def test_resume_inside_a_packing_window_of_many():
-    lengths = np.random.default_rng(0).integers(1, 64, 3000)  # several packing windows of 128 x 128 tokens
+def test_resume_inside_a_packing_buffer_of_many():
+    lengths = np.random.default_rng(0).integers(1, 64, 3000)  # several packing buffers of 128 x 128 tokens
     data = batches(lengths, capacity=128, accumulation=3)
-    windows = one_epoch(data.windows())
-    assert len({w.state.window_start for w in windows}) > 3
-    middle = next(i for i, w in enumerate(windows) if w.state.window_start > 0 and w.state.window_batches > 0)
-    rest = one_epoch(data.windows(windows[middle].state))
-    np.testing.assert_array_equal(tokens_of(rest), tokens_of(windows[middle + 1 :]))
-    assert sorted(tokens_of(windows).tolist()) == list(range(1, 1 + lengths.sum()))
+    steps = one_epoch(data.step_batches())
+    assert len({s.position.packing_start for s in steps}) > 3
+    middle = next(i for i, s in enumerate(steps) if s.position.packing_start > 0 and s.position.packing_batches > 0)
+    rest = one_epoch(data.step_batches(steps[middle].position))
+    np.testing.assert_array_equal(tokens_of(rest), tokens_of(steps[middle + 1 :]))
+    assert sorted(tokens_of(steps).tolist()) == list(range(1, 1 + lengths.sum()))
 
 
-def test_a_state_of_other_data_is_rejected():
-    state = next(batches([5] * 200).windows()).state
+def test_a_position_is_stored_under_the_keys_of_every_checkpoint():
+    position = DataPosition(epoch=1, consumed=7, packing_start=4, packing_batches=2, mixing=(9, 3))
+    stored = {"epoch": 1, "consumed": 7, "window_start": 4, "window_batches": 2, "mixing": [9, 3]}
+    assert position.to_dict() == stored and DataPosition.from_dict(stored) == position
+
+
+def test_a_position_in_other_data_is_refused():
+    position = next(batches([5] * 200).step_batches()).position
     with pytest.raises(UserError, match="does not belong to these data"):
-        next(batches([50] * 200).windows(state))
+        next(batches([50] * 200).step_batches(position))
 
 
 def test_the_order_depends_on_seed_and_epoch_alone():
@@ -174,8 +180,8 @@ def test_the_order_depends_on_seed_and_epoch_alone():
 
 
 def test_without_packing_a_micro_batch_has_micro_batch_size_samples():
-    windows = one_epoch(batches([9] * 7, packing=False, size=3, accumulation=2, capacity=128).windows())
-    assert [[b.samples for b in w.micro_batches] for w in windows] == [[3, 3], [1]]
+    steps = one_epoch(batches([9] * 7, packing=False, size=3, accumulation=2, capacity=128).step_batches())
+    assert [[b.samples for b in s.micro_batches] for s in steps] == [[3, 3], [1]]
 
 
 def test_weights_say_how_often_an_epoch_sees_a_sample():
@@ -194,7 +200,7 @@ def test_a_weight_of_zero_is_rejected():
 
 def test_no_samples_is_an_error():
     with pytest.raises(UserError, match="no sample"):
-        next(batches([]).windows())
+        next(batches([]).step_batches())
 
 
 @pytest.mark.parametrize(("median", "sigma"), [(60, 0.5), (200, 0.8), (400, 1.0), (900, 0.6)])
@@ -202,9 +208,9 @@ def test_packing_efficiency_on_long_tailed_lengths(median, sigma):
     """The lengths of chat data are log-normal; packing must fill 97% for each of these distributions."""
     lengths = np.clip(np.random.default_rng(1).lognormal(np.log(median), sigma, 8000), 1, 2048).astype(int)
     data = batches(lengths, capacity=2048, accumulation=1)
-    windows = one_epoch(data.windows())
-    used = sum(w.tokens for w in windows)
-    rows = sum(b.capacity for w in windows for b in w.micro_batches)
+    steps = one_epoch(data.step_batches())
+    used = sum(s.tokens for s in steps)
+    rows = sum(b.capacity for s in steps for b in s.micro_batches)
     assert used == lengths.sum()
     assert used / rows > 0.97
 

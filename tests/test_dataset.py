@@ -136,8 +136,8 @@ def test_holding_out_may_leave_a_data_set_empty(tmp_path):
     stores = [tokenize(write_lines(tmp_path / f"{n}.jsonl", tokens(n, n)), loading()) for n in range(3)]
     train, held = split(stores, 2, seed=0)
     batches = Batches(train, BatchSettings(0, 4, 1, 128, True), [1.0, 2.0, 1.0])
-    window = next(batches.windows())
-    assert len(held) == 2 and window.ends_epoch and window.micro_batches[0].samples in (1, 2)
+    step = next(batches.step_batches())
+    assert len(held) == 2 and step.ends_epoch and step.micro_batches[0].samples in (1, 2)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])

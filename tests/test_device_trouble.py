@@ -32,10 +32,10 @@ def weights_of(device) -> int:
 
 def test_a_lost_device_ends_the_run_naming_what_was_saved(tmp_path):
     class Unplugged(Trainer):
-        def _step(self, window):
+        def _step(self, batch):
             if self.standing.step == 5:
                 self.engine.device.wgpu.destroy()
-            super()._step(window)
+            super()._step(batch)
 
     run = prepare(load_config(write_config(tmp_path, save_steps=2)))
     with pytest.raises(DeviceError, match=r"(?s)the device was lost.*last good checkpoint is .*checkpoint-4;"):
@@ -44,11 +44,11 @@ def test_a_lost_device_ends_the_run_naming_what_was_saved(tmp_path):
 
 def test_memory_that_runs_out_ends_the_run_naming_what_was_saved(tmp_path):
     class Crowded(Trainer):
-        def _step(self, window):
+        def _step(self, batch):
             if self.standing.step == 5:  # another program took the rest, and a new plan wants buffers
                 self.engine.device.memory.budget = self.engine.device.memory.total
                 self.engine.plan("logits", 16)
-            super()._step(window)
+            super()._step(batch)
 
     run = prepare(load_config(write_config(tmp_path, save_steps=2)))
     with pytest.raises(DeviceError, match=r"(?s)out of GPU memory: .*last good checkpoint is .*checkpoint-4;"):
@@ -68,8 +68,8 @@ def test_memory_stays_flat_over_500_steps(tmp_path, runs):
     class Weighed(Trainer):
         sizes = []
 
-        def _step(self, window):
-            super()._step(window)
+        def _step(self, batch):
+            super()._step(batch)
             if self.standing.step in (100, 500):
                 self.sizes.append((resident_bytes(), self.engine.device.memory.total))
 

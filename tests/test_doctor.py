@@ -68,7 +68,7 @@ BROKEN = {
     "no WGSL at all": ("gather", "let source = source_row(row);", "let source = ;"),
     "a buffer renamed": ("embedding", "read_write> x:", "read_write> out:"),
     "a draw of another token": ("sample", "return -log(e);", "return log(e);"),
-    "a window that is never bad": ("window", "atomicAdd(&state[2], 1u);", ""),
+    "a step that is never bad": ("step_state", "atomicAdd(&state[2], 1u);", ""),
 }
 
 

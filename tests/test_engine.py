@@ -23,7 +23,7 @@ def dense(device, kernels):
     return Tiny(device, kernels, tiny_config(count=3))
 
 
-def window(capacity=64):
+def step_batches(capacity=64):
     """Two micro-batches of one optimizer step."""
     a, b, c = random_samples((9, 14, 20))
     return [flatten([a, b], capacity), flatten([c], capacity)]
@@ -45,13 +45,13 @@ def test_a_second_step_of_a_capacity_creates_no_gpu_object(device, tiny, monkeyp
         return {kind: found[kind]["count"] for kind in kept}
 
     engine = tiny.engine(dropout=0.1, checkpointing=True)
-    batches = [*window(64), flatten(random_samples((10,)), 16)]
-    engine.window(batches, 1, 1e-3)
+    batches = [*step_batches(64), flatten(random_samples((10,)), 16)]
+    engine.step(batches, 1, 1e-3)
     before = counts()
     for kind in ("buffer", "bind_group", "bind_group_layout", "compute_pipeline", "pipeline_layout", "shader_module"):
         monkeypatch.setattr(type(device.wgpu), f"create_{kind}", None)  # even one that is dropped again would fail
     for step in (2, 3):
-        engine.window(batches, step, 1e-3)
+        engine.step(batches, step, 1e-3)
     assert counts() == before
 
 
@@ -60,7 +60,7 @@ def test_two_engines_give_identical_bytes(tiny, options):
     engines = [tiny.engine(**options) for _ in range(2)]
     for engine in engines:
         for step in (1, 2, 3):
-            engine.window(window(), step, 1e-3)
+            engine.step(step_batches(), step, 1e-3)
     first, second = (state_of(engine) for engine in engines)
     assert same_bytes(first, second)
     assert engines[0].loss_sum() == engines[1].loss_sum()
@@ -68,12 +68,12 @@ def test_two_engines_give_identical_bytes(tiny, options):
 
 
 def test_dropout_follows_seed_step_and_micro_batch(dense):
-    batch = window()[1]
+    batch = step_batches()[1]
 
     def loss(seed=0, step=1, index=0):
         engine = dense.engine(dropout=0.3, seed=seed)
         engine.begin()
-        engine.train(batch, step, index)
+        engine.accumulate(batch, step, index)
         return engine.loss_sum()
 
     losses = [loss(), loss(seed=1), loss(step=2), loss(index=1), loss(seed=1 << 40)]
@@ -81,7 +81,7 @@ def test_dropout_follows_seed_step_and_micro_batch(dense):
 
 
 def test_evaluation_has_no_dropout_and_leaves_gradients(dense):
-    batch = window()[0]
+    batch = step_batches()[0]
     engine = dense.engine(dropout=0.3)
     plain_loss, _ = gradients(dense.engine(), [batch])
     _, before = gradients(engine, [batch])
@@ -92,27 +92,27 @@ def test_evaluation_has_no_dropout_and_leaves_gradients(dense):
 
 
 def test_the_mean_gradient_moves_the_weights(dense):
-    """`update` divides by the window's targets: doubling the window changes nothing but rounding."""
-    batches = window()
+    """`update` divides by the step's targets: doubling the batches changes nothing but rounding."""
+    batches = step_batches()
     engines = [dense.engine() for _ in range(2)]
-    engines[0].window(batches, 1, 1e-3)
-    engines[1].window(batches + batches, 1, 1e-3)
+    engines[0].step(batches, 1, 1e-3)
+    engines[1].step(batches + batches, 1, 1e-3)
     assert engines[0].grad_norm() == pytest.approx(engines[1].grad_norm(), rel=1e-5)
 
 
-def test_a_window_without_targets_does_nothing(dense):
+def test_a_step_without_targets_does_nothing(dense):
     engine = dense.engine()
-    engine.window(window(), 1, 1e-3)
-    before, windows = state_of(engine), engine.steps_state().windows
+    engine.step(step_batches(), 1, 1e-3)
+    before, steps = state_of(engine), engine.steps_state().steps
     mute = [replace(s, labels=np.full_like(s.labels, -100)) for s in random_samples((9, 4))]
-    assert engine.window([flatten(mute, 64)], 2, 1e-3) == 0
-    assert same_bytes(state_of(engine), before) and engine.steps_state().windows == windows
+    assert engine.step([flatten(mute, 64)], 2, 1e-3) == 0
+    assert same_bytes(state_of(engine), before) and engine.steps_state().steps == steps
 
 
-def test_a_mute_micro_batch_in_a_window_adds_nothing(dense):
+def test_a_mute_micro_batch_in_a_step_adds_nothing(dense):
     mute = [replace(s, labels=np.full_like(s.labels, -100)) for s in random_samples((9, 4))]
-    loss, grads = gradients(dense.engine(), window())
-    other, with_mute = gradients(dense.engine(), [*window(), flatten(mute, 64)])
+    loss, grads = gradients(dense.engine(), step_batches())
+    other, with_mute = gradients(dense.engine(), [*step_batches(), flatten(mute, 64)])
     assert loss == other and all(np.array_equal(g, with_mute[name]) for name, g in grads.items())
 
 
@@ -125,8 +125,8 @@ def test_a_mute_micro_batch_counts_no_operations_and_records_no_plan(dense):
 
 
 def test_split_submits_change_no_bit(dense):
-    loss, grads = gradients(dense.engine(), window())
-    other_loss, other = gradients(dense.engine(flops_per_submit=1e4), window())
+    loss, grads = gradients(dense.engine(), step_batches())
+    other_loss, other = gradients(dense.engine(flops_per_submit=1e4), step_batches())
     assert loss == other_loss and all(np.array_equal(g, other[name]) for name, g in grads.items())
 
 
@@ -183,7 +183,7 @@ def test_the_input_gradient_of_the_lowest_projection_is_not_computed(device, ker
 def test_a_bad_step_touches_nothing_and_is_named(device, kernels, where):
     tiny = Tiny(device, kernels)
     engine = tiny.engine()
-    engine.window(window(), 1, 1e-3)
+    engine.step(step_batches(), 1, 1e-3)
     good = state_of(engine)
     bad = {name: t.copy() for name, t in good["params"].items()}
     bad["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"][3, 1] = np.inf
@@ -191,22 +191,18 @@ def test_a_bad_step_touches_nothing_and_is_named(device, kernels, where):
         engine.load("params", bad)
     else:
         device.write(tiny.model.layers[1].norms["attn_in"], np.full(48, np.nan, np.float32))
-    engine.window(window(), 2, 1e-3)
+    engine.step(step_batches(), 2, 1e-3)
     state = engine.steps_state()
-    assert (state.bad_run, state.bad_total, state.windows) == (1, 1, 2)
-    assert engine.non_finite.names[state.record] in (
-        "loss",
-        "gradient norm",
-        "layers.1.gate_up",
-        "layers.1.post_attention",
-    )
+    assert (state.bad_run, state.bad_total, state.steps) == (1, 1, 2)
+    name = engine.non_finite.names[state.record]
+    assert name in ("loss", "gradient norm", "layers.1.gate_up", "layers.1.post_attention")
     after = state_of(engine)
     assert same_bytes({k: after[k] for k in "mv"}, {k: good[k] for k in "mv"})
     kept = bad if where == "params" else good["params"]
     assert all(np.array_equal(t, kept[name], equal_nan=True) for name, t in after["params"].items())
     if where == "params":  # a good one afterwards: the run of bad steps ends, their number stays
         engine.load("params", good["params"])
-        engine.window(window(), 3, 1e-3)
+        engine.step(step_batches(), 3, 1e-3)
         state = engine.steps_state()
         assert (state.bad_run, state.bad_total) == (0, 1)
 
@@ -236,7 +232,7 @@ def test_what_does_not_fit_is_named(dense):
 def test_a_model_without_adapter(dense):
     """B = 0 is the bare model: the same loss to the bit but for the zeros that are added."""
     bare = Engine(dense.device, dense.model, Options(64, 64), kernels=dense.kernels)
-    batch = window()[0]
+    batch = step_batches()[0]
     zeroed = dense.engine(tensors={n: t * ("lora_A" in n) for n, t in dense.tensors.items()})
     logits = [engine.logits(batch, np.arange(23)) for engine in (bare, zeroed)]
     assert np.array_equal(*logits)
@@ -258,5 +254,5 @@ def test_overfitting_eight_samples(device, kernels):
     batch, steps = flatten(samples, 64), 150
     engine = tiny.engine(positions=16)
     for step in range(1, steps + 1):
-        engine.window([batch], step, 2e-2 * min(1.0, 2 * (steps + 1 - step) / steps))
+        engine.step([batch], step, 2e-2 * min(1.0, 2 * (steps + 1 - step) / steps))
     assert engine.loss_sum() / batch.targets < 0.05

@@ -17,7 +17,7 @@ from lorawgpu.families.rope import Rope
 from lorawgpu.families.spec import Norms
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.reference import model as reference
-from lorawgpu.reference.model import model_forward, window_gradients
+from lorawgpu.reference.model import model_forward, step_gradients
 from lorawgpu.verify import cases as golden
 
 FLOAT32 = 3e-5  # float32 through two layers and back errs by 1e-6 to 5e-6; a missing term is off by 1e-2 or more
@@ -61,7 +61,7 @@ def check_against_reference(tiny, lengths=(7, 1, 12), dropout=0.0, seed=3, step=
     engine = tiny.engine(dropout=dropout, seed=seed, **options)
     batch = flatten(samples, 32)
     loss, grads = gradients(engine, [batch], step)
-    expected_loss, expected = window_gradients(tiny.reference(dropout=dropout), [batch], seed, step)
+    expected_loss, expected = step_gradients(tiny.reference(dropout=dropout), [batch], seed, step)
     assert loss / batch.targets == pytest.approx(expected_loss, abs=1e-5)
     error = worst({n: g / batch.targets for n, g in grads.items()}, expected)
     assert error < FLOAT32, f"gradients off by {error}"
@@ -142,7 +142,7 @@ def test_long_sequences_split_their_sums(device, kernels):
     samples = random_samples((700, 40, 500), seed=1)
     batch = flatten(samples, 1280)
     _, grads = gradients(tiny.engine(1280, 700), [batch])
-    _, expected = window_gradients(tiny.reference(), [batch])
+    _, expected = step_gradients(tiny.reference(), [batch])
     assert worst({n: g / batch.targets for n, g in grads.items()}, expected) < FLOAT32
 
 
@@ -168,12 +168,12 @@ def test_flash_and_chain_agree(device, kernels):
 
 
 def test_accumulation_splits_agree(device, kernels):
-    """One micro-batch of three segments, or a window of micro-batches: the same sum over targets."""
+    """One micro-batch of three segments, or a step of several: the same sum over targets."""
     tiny = Tiny(device, kernels)
     a, b, c = random_samples((13, 5, 20))
     whole_loss, whole = tiny.gradients([a, b, c])
-    for window in ([[a], [b], [c]], [[c, a], [b]]):
-        loss, grads = gradients(tiny.engine(), [flatten(samples, 64) for samples in window])
+    for step in ([[a], [b], [c]], [[c, a], [b]]):
+        loss, grads = gradients(tiny.engine(), [flatten(samples, 64) for samples in step])
         assert loss == pytest.approx(whole_loss, rel=1e-6)
         assert worst(grads, whole) < NOISE
 

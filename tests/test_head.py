@@ -44,7 +44,7 @@ def test_the_head_in_chunks(device, kernels, monkeypatch, tied):
 def test_a_short_batch_runs_only_the_chunks_it_needs(dense, monkeypatch):
     monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
     recorded = dense.engine(256).plan("train", 256)
-    assert [len(recorded.heads(n)) for n in (1, 64, 65, 256)] == [1, 1, 2, 4]
+    assert [len(recorded.head.sections(n)) for n in (1, 64, 65, 256)] == [1, 1, 2, 4]
     assert recorded.flops(1) == recorded.flops(64) < recorded.flops(65) < recorded.flops(256)
 
 
@@ -82,7 +82,7 @@ def test_spans_cover_the_targets_and_waste_little(chunk):
 def test_every_plan_has_the_heads_of_any_number_of_targets(dense, monkeypatch, kind):
     monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 4 * 128 * dense.model.head.rows)
     recorded = dense.engine(256).plan(kind, 256)
-    heads = {name for targets in range(1, 257) for name in recorded.heads(targets)}
+    heads = {name for targets in range(1, 257) for name in recorded.head.sections(targets)}
     assert recorded.head.chunk == 128 and len(heads) == 4
     assert heads == {name for name in recorded.plan.sections if name.startswith("head")}
 

@@ -1,4 +1,4 @@
-"""Norm, clip, AdamW and the bookkeeping of windows against the float64 reference; steps that must change nothing."""
+"""Norm, clip, AdamW and the bookkeeping of steps against the float64 reference; steps that must change nothing."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from oplab import check, normal
 from lorawgpu.doctor.optimizer import adamw
 from lorawgpu.ops.adamw import GROUP, adamw_step, grad_norm, partial_count
 from lorawgpu.ops.step import adam_scales, pack_step, step_buffer
-from lorawgpu.ops.window import State, begin_window, end_window, state_buffer, unpack_state
+from lorawgpu.ops.step_state import StepState, begin_step, end_step, state_buffer, unpack_state
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "max_norm": 1.0}
 SIZES = (2 * GROUP + 36, 64, 4)
@@ -28,12 +28,12 @@ class Optimizer:
         self.norm, self.partials = (self.device.tensor((n,)) for n in (1, partial_count(SIZES)))
         self.step, self.state = step_buffer(self.device), state_buffer(self.device)
         with plan.section("begin"):
-            begin_window(plan, self.state, self.device.tensor((2,), "u32"))
+            begin_step(plan, self.state, self.device.tensor((2,), "u32"))
         with plan.section("update"):
             grad_norm(plan, self.norm, self.partials, self.grads, self.step, self.state, record_id=40)
             for w, m, v, g in zip(self.weights, self.m, self.v, self.grads, strict=True):
                 adamw_step(plan, w, m, v, g, self.norm, self.step, self.state, **ADAM)
-            end_window(plan, self.state)
+            end_step(plan, self.state)
 
     def run(self, t, grads):
         m_scale, v_scale = adam_scales(t, ADAM["beta1"], ADAM["beta2"])
@@ -54,12 +54,12 @@ def test_bad_step_changes_nothing(plan, value):
     good = [normal(n) for n in SIZES]
     bad = [g.copy() for g in good]
     bad[1][63] = value
-    assert opt.run(1, good) == State(False, 0, 0, None, 1)
+    assert opt.run(1, good) == StepState(False, 0, 0, None, 1)
     before = opt.read()
-    assert opt.run(2, bad) == State(True, 1, 1, 40, 2)
-    assert opt.run(3, bad) == State(True, 2, 2, 40, 3)
+    assert opt.run(2, bad) == StepState(True, 1, 1, 40, 2)
+    assert opt.run(3, bad) == StepState(True, 2, 2, 40, 3)
     assert all(np.array_equal(a, b) for a, b in zip(opt.read(), before, strict=True))
-    assert opt.run(4, good) == State(False, 0, 2, 40, 4)  # and the next good one works again
+    assert opt.run(4, good) == StepState(False, 0, 2, 40, 4)  # and the next good one works again
     assert not any(np.array_equal(a, b) for a, b in zip(opt.read(), before, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Loss and dlogits against the reference, in chunks and with unused rows; the window's sum."""
+"""Loss and dlogits against the reference, in chunks and with unused rows; the sum over a step."""
 
 import numpy as np
 import pytest
@@ -7,19 +7,40 @@ from oplab import Lab, check, normal
 from lorawgpu.doctor.elementwise import FRESH, cross_entropy
 from lorawgpu.ops.cross_entropy import cross_entropy_forward, loss_sum, loss_value
 
+SIZES = ((7, 123, 2), (2, 1, 2), (4, 5003, 3), (3, 128256, 2))  # rows, vocabulary, rows of a chunk
+
 
 def test_matches_reference(plan):
-    check(plan, cross_entropy, (7, 123, 2), (2, 1, 2), (4, 5003, 3), (3, 128256, 2))
+    check(plan, cross_entropy, *(("plain", *sizes) for sizes in SIZES))
+
+
+def test_row_weights_multiply_loss_and_gradient(plan):
+    check(plan, cross_entropy, *(("weighted", *sizes) for sizes in SIZES))
 
 
 def test_large_logits(plan):
-    check(plan, cross_entropy, (4, 5003, 3), scale=30.0)
+    check(plan, cross_entropy, ("plain", 4, 5003, 3), scale=30.0)
 
 
 @pytest.mark.parametrize("offset", [-2000.0, 2000.0])
 def test_logits_far_from_0(plan, offset):
     """exp would under- or overflow without the maximum. float32 has 6e-8 of 2000: 1.2e-4 of a loss near 5."""
-    check(plan, cross_entropy, (3, 40, 1), offset=offset, tolerance=1e-4)
+    check(plan, cross_entropy, ("plain", 3, 40, 1), offset=offset, tolerance=1e-4)
+
+
+def test_weights_of_rows_without_a_target_do_not_count(plan):
+    """Whatever they are; a weight of a target row that is not finite makes the step bad."""
+    lab, rows = Lab(plan), 5
+    states, losses = [lab.output(16, initial=FRESH, dtype="u32") for _ in range(2)], lab.output(rows)
+    ids = np.array([0, 122, -1, 7, -100], np.int32)
+    weights = np.array([[0.5, -2.0, np.nan, 0.0, np.inf], [1, 1, 1, np.inf, 1]], np.float32)
+    shape = {"start": 0, "rows": rows, "vocab": 123, "record_id": 6}
+    with lab.section:
+        for state, w in zip(states, weights, strict=True):
+            inputs = lab.padded(normal(rows, 123)), lab.input(ids), state.tensor
+            cross_entropy_forward(plan, losses.exact, *inputs, row_weights=lab.input(w), **shape)
+    lab.run()
+    assert states[0].value.tolist() == FRESH and states[1].value[:2].tolist() == [1, 6]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -8,7 +8,7 @@ from golden_case import SMALL_CASES, reference_case
 from gradcheck import relative_error
 
 from lorawgpu.data.batching import Sample, flatten
-from lorawgpu.reference.model import model_forward, train, window_gradients
+from lorawgpu.reference.model import model_forward, step_gradients, train
 
 # The golden runs are float64 but for RMSNorm, softmax and RoPE angles, which Hugging Face keeps in float32 whatever
 # the model's precision: 1e-6 of rounding remains in what they expect of an exact computation (measured: 2e-6).
@@ -31,7 +31,7 @@ def test_logits(case):
 
 
 def test_loss_and_every_gradient(case):
-    loss, grads = window_gradients(case.model, [case.batch])
+    loss, grads = step_gradients(case.model, [case.batch])
     assert loss == pytest.approx(case.expected["loss"].item(), abs=TOLERANCE)
     errors = {name: relative_error(g, case.expected[f"grad.{name}"]) for name, g in grads.items()}
     assert len(errors) == sum(name.startswith("grad.") for name in case.expected)

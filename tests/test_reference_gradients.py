@@ -207,17 +207,18 @@ def gather_case():
     )
 
 
-def cross_entropy_case():
+def cross_entropy_case(weights=1.0):
     targets = np.array([2, 0, 2])
 
     def backward(dy, x):
-        return {"x": dy[:, None] * cross_entropy_backward(x, targets, cross_entropy_forward(x, targets)[1])}
+        lse = cross_entropy_forward(x, targets)[1]
+        return {"x": dy[:, None] * cross_entropy_backward(x, targets, lse, weights)}
 
     def no_target(dy, x):
         return {"x": dy[:, None] * np.exp(x - cross_entropy_forward(x, targets)[1][:, None])}
 
     return GradientCase(
-        lambda x: cross_entropy_forward(x, targets)[0],
+        lambda x: cross_entropy_forward(x, targets, weights)[0],
         backward,
         {"x": normal(3, 5)},
         {"target": no_target, "sum, not mean": lambda dy, x: {"x": backward(dy, x)["x"] / 3}},
@@ -249,6 +250,7 @@ CASES = {
     "silu": gate_case("silu"),
     "gather": gather_case(),
     "cross entropy": cross_entropy_case(),
+    "cross entropy, weighted": cross_entropy_case(np.array([0.5, -2.0, 3.0])),
     "head": head_case(),
 }
 

@@ -10,7 +10,7 @@ from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.doctor.tiny_models import tiny_config
 from lorawgpu.families.rope import Rope
 from lorawgpu.reference import model as reference
-from lorawgpu.reference.model import ReferenceModel, adapter_names, window_gradients
+from lorawgpu.reference.model import ReferenceModel, adapter_names, step_gradients
 from lorawgpu.reference.rope import rope_forward
 
 
@@ -47,7 +47,7 @@ def sample(n, seed):
 SAMPLES = [sample(5, 1), sample(3, 2)]
 
 
-def directional(model, window):
+def directional(model, batches):
     """(forward, backward, inputs) for check_gradients: one coefficient for each adapter tensor's direction."""
     rng = np.random.default_rng(4)
     directions = {name: rng.standard_normal(p.shape) for name, p in model.adapter.items()}
@@ -56,10 +56,10 @@ def directional(model, window):
         return replace(model, adapter={name: p + t[name] * directions[name] for name, p in model.adapter.items()})
 
     def forward(**t):
-        return window_gradients(moved(t), window)[0]
+        return step_gradients(moved(t), batches)[0]
 
     def backward(dy, **t):
-        grads = window_gradients(moved(t), window)[1]
+        grads = step_gradients(moved(t), batches)[1]
         return {name: dy * np.array([(g * directions[name]).sum()]) for name, g in grads.items()}
 
     return forward, backward, {name: np.zeros(1) for name in model.adapter}
@@ -112,31 +112,31 @@ def test_faults_are_caught(fault, monkeypatch):
 
 
 def test_held_residuals_are_the_quantiser_where_they_were_recorded():
-    window, model = [flatten(SAMPLES, 8)], tiny_model("bitnet")
-    loss, grads = window_gradients(model, window)
-    held_loss, held_grads = window_gradients(replace(model, residuals={}), window)
+    batches, model = [flatten(SAMPLES, 8)], tiny_model("bitnet")
+    loss, grads = step_gradients(model, batches)
+    held_loss, held_grads = step_gradients(replace(model, residuals={}), batches)
     assert held_loss == pytest.approx(loss, rel=1e-12)
     assert all(relative_error(held_grads[name], grads[name]) < 1e-12 for name in grads)
 
 
 @pytest.mark.parametrize("family", ["llama", "bitnet"])
 def test_split_packing_and_tail_do_not_change_gradients(family):
-    """One micro-batch, with and without tail tokens, or a window of two: the same mean over all targets."""
+    """One micro-batch, with and without tail tokens, or a step of two: the same mean over all targets."""
     model = tiny_model(family)
-    loss, grads = window_gradients(model, [flatten(SAMPLES, 8)])
-    for window in ([flatten(SAMPLES, 16)], [flatten([s], 8) for s in SAMPLES]):
-        other_loss, other = window_gradients(model, window)
+    loss, grads = step_gradients(model, [flatten(SAMPLES, 8)])
+    for batches in ([flatten(SAMPLES, 16)], [flatten([s], 8) for s in SAMPLES]):
+        other_loss, other = step_gradients(model, batches)
         assert other_loss == pytest.approx(loss, rel=1e-12)
         assert all(relative_error(other[name], grads[name]) < 1e-10 for name in grads)
 
 
 def test_an_adapter_of_one_linear_gets_the_same_gradient():
     model = tiny_model("llama")
-    full = window_gradients(model, [flatten(SAMPLES, 8)])[1]
+    full = step_gradients(model, [flatten(SAMPLES, 8)])[1]
     zeroed = {name: p * (".0.self_attn.q_proj." in name) for name, p in model.adapter.items()}
     only = {name: p for name, p in zeroed.items() if ".0.self_attn.q_proj." in name}
-    expected = window_gradients(replace(model, adapter=zeroed), [flatten(SAMPLES, 8)])[1]
-    got = window_gradients(replace(model, adapter=only), [flatten(SAMPLES, 8)])[1]
+    expected = step_gradients(replace(model, adapter=zeroed), [flatten(SAMPLES, 8)])[1]
+    got = step_gradients(replace(model, adapter=only), [flatten(SAMPLES, 8)])[1]
     assert got.keys() == only.keys()
     assert all(relative_error(got[name], expected[name]) < 1e-12 for name in only)
     assert any(relative_error(full[name], expected[name]) > 1e-3 for name in only)
@@ -144,7 +144,7 @@ def test_an_adapter_of_one_linear_gets_the_same_gradient():
 
 def test_dropout_is_new_each_step_and_micro_batch_and_repeatable():
     model, batch = replace(tiny_model("llama"), dropout=0.5), flatten(SAMPLES, 8)
-    losses = [window_gradients(model, [batch], seed, step)[0] for seed, step in ((0, 1), (0, 2), (1, 1), (0, 1))]
+    losses = [step_gradients(model, [batch], seed, step)[0] for seed, step in ((0, 1), (0, 2), (1, 1), (0, 1))]
     assert losses[0] == losses[3] and len(set(losses)) == 3
-    two = window_gradients(model, [batch, batch], 0, 1)[0]
+    two = step_gradients(model, [batch, batch], 0, 1)[0]
     assert two != losses[0]

@@ -20,6 +20,7 @@ from lorawgpu.files.run_folder import LOCK_FILE
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.resume import Standing
 from lorawgpu.train.trainer import Trainer
 
 STEPS = 9
@@ -41,10 +42,10 @@ def stopping_at(step: int) -> type[Trainer]:
     """A trainer that gets SIGTERM while it works on that step."""
 
     class Stopped(Trainer):
-        def _step(self, window):
+        def _step(self, batch):
             if self.standing.step + 1 == step:
                 signal.raise_signal(signal.SIGTERM)
-            super()._step(window)
+            super()._step(batch)
 
     return Stopped
 
@@ -94,10 +95,10 @@ def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, runs, 
     """What a killed run wrote after its last checkpoint is cut from the metrics."""
 
     class Killed(Trainer):
-        def _step(self, window):
+        def _step(self, batch):
             if self.standing.step == 7:
                 raise ZeroDivisionError  # nothing gets a chance to save
-            super()._step(window)
+            super()._step(batch)
 
     config = everything(tmp_path, "cut")
     with pytest.raises(ZeroDivisionError):
@@ -140,7 +141,22 @@ def test_bad_step_counters_and_best_are_resumed(tmp_path, runs):
     resumed = runs.trainer(everything(tmp_path, "a"), "auto")
     assert resumed.standing == trainer.standing and resumed.standing.best["step"] in (2, 4)
     state = resumed.engine.steps_state()
-    assert (state.bad_run, state.bad_total, state.windows) == (1, 2, 4)
+    assert (state.bad_run, state.bad_total, state.steps) == (1, 2, 4)
+
+
+def test_a_checkpoint_keeps_its_keys():
+    """Those that were written before must resume."""
+    stored = {
+        "step": 5,
+        "epoch": 1,
+        "data": {"epoch": 1, "consumed": 7, "window_start": 4, "window_batches": 2, "mixing": [9, 3]},
+        "skipped_windows": 1,
+        "bad_steps": {"run": 0, "total": 2, "windows": 5},
+        "best": None,
+        "evaluations_since_best": 0,
+        "metrics": {"loss": 2.5},
+    }
+    assert Standing.from_json(stored).to_json() == stored
 
 
 def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys, train_main):

@@ -11,7 +11,7 @@ from lorawgpu.errors import UserError
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.ops.decode_state import FIELDS, STRIDE, rows_buffer
 from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
-from lorawgpu.ops.window import state_buffer
+from lorawgpu.ops.step_state import state_buffer
 from lorawgpu.reference import sample as reference
 
 POSITION = 5

@@ -17,7 +17,7 @@ from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.optim.schedule import Schedule
 from lorawgpu.reference.adamw import grad_norm
-from lorawgpu.reference.model import window_gradients
+from lorawgpu.reference.model import step_gradients
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.setup import prepare
@@ -51,7 +51,7 @@ def test_two_runs_of_one_seed_are_identical_and_of_another_seed_not(tmp_path, ru
 
 
 def test_accumulation_splits_agree(tmp_path, runs):
-    """4 x 1, 2 x 2 and 1 x 4 see the same samples in the same windows, so they differ by float32 rounding alone."""
+    """4 x 1, 2 x 2 and 1 x 4 see the same samples in the same steps, so they differ by float32 rounding alone."""
     data = write_data(tmp_path / "d.jsonl", samples=10)
     folders = [
         runs.train(
@@ -66,8 +66,8 @@ def test_accumulation_splits_agree(tmp_path, runs):
         assert np.linalg.norm(other - updates[0]) < 1e-3 * np.linalg.norm(updates[0])
 
 
-def test_loss_and_norm_are_means_over_the_targets_of_the_window(tmp_path, runs):
-    """Windows of 2 x 2 over 7 samples: the last of an epoch holds 3 samples, one micro-batch of a single one.
+def test_loss_and_norm_are_means_over_the_targets_of_the_step(tmp_path, runs):
+    """Steps of 2 x 2 over 7 samples: the last of an epoch holds 3 samples, one micro-batch of a single one.
 
     Against the float64 reference; the rate is too small to move the adapter.
     """
@@ -75,15 +75,15 @@ def test_loss_and_norm_are_means_over_the_targets_of_the_window(tmp_path, runs):
     keys = {"adapter": str(ADAPTER), "lora_r": None, "lora_alpha": None, "gradient_accumulation_steps": 2}
     config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=4, learning_rate=1e-9, **keys)
     trainer = runs.trainer(config)
-    windows = trainer.run.batches.windows()
-    windows = [next(windows) for _ in range(4)]
+    stream = trainer.run.batches.step_batches()
+    steps = [next(stream) for _ in range(4)]
     assert trainer.train() == 0
-    assert [len(w.micro_batches[-1].target_ids) for w in windows] != [0] * 4
-    assert sum(b.samples for b in windows[1].micro_batches) == 3
+    assert [len(s.micro_batches[-1].target_ids) for s in steps] != [0] * 4
+    assert sum(b.samples for b in steps[1].micro_batches) == 3
     model = reference_model(open_checkpoint(MODEL), trainer.run.start, trainer.run.lora.alpha / trainer.run.lora.r)
     logged = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "grad_norm" in r]
-    for window, record in zip(windows, logged, strict=True):
-        loss, grads = window_gradients(model, window.micro_batches)
+    for step, record in zip(steps, logged, strict=True):
+        loss, grads = step_gradients(model, step.micro_batches)
         assert record["loss"] == pytest.approx(loss, rel=1e-5)  # float32 against float64
         assert record["grad_norm"] == pytest.approx(grad_norm(grads.values()), rel=1e-4)
 
@@ -109,9 +109,9 @@ class Counting(Trainer):
         super().__init__(*args)
         self.seen, self.counts = set(), []
 
-    def _step(self, window):
-        super()._step(window)
-        capacities = {b.capacity for b in window.micro_batches}
+    def _step(self, batch):
+        super()._step(batch)
+        capacities = {b.capacity for b in batch.micro_batches}
         counts = {k: v["count"] for k, v in wgpu.diagnostics.object_counts.get_dict().items() if k != "total"}
         self.counts.append((bool(capacities - self.seen), counts))
         self.seen |= capacities
@@ -128,12 +128,12 @@ def test_no_gpu_object_is_created_after_the_first_step_of_a_capacity(tmp_path, r
         assert new or before == after
 
 
-def test_micro_batches_of_every_kind_of_window_are_prepared_ahead_but_not_consumed(tmp_path, runs):
+def test_micro_batches_of_every_kind_of_step_are_prepared_ahead_but_not_consumed(tmp_path, runs):
     """What a checkpoint calls consumed is what finished steps used, whatever the thread has read ahead."""
     config = write_config(tmp_path, max_steps=2, gradient_accumulation_steps=2)
     trainer = runs.trainer(config)
-    windows = trainer.run.batches.windows()
-    expected = [next(windows).state for _ in range(2)][-1]
+    stream = trainer.run.batches.step_batches()
+    expected = [next(stream).position for _ in range(2)][-1]
     assert trainer.train() == 0
     assert trainer.standing.data == expected
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from lorawgpu.data.batching import flatten
 from lorawgpu.doctor.tiny_models import TinyCheckpoint, random_adapter, random_samples, reference_model, tiny_config
 from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.engine.objective import CausalLM
 from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LoraConfig
@@ -26,7 +27,9 @@ class Tiny:
         self.tensors = tensors or random_adapter(lora, self.config, seed)
         self.model = load_model(device, self.checkpoint)
 
-    def engine(self, capacity=64, positions=64, optimizer=None, tensors=None, **options) -> Engine:
+    def engine(
+        self, capacity=64, positions=64, optimizer=None, tensors=None, objective=CausalLM, exchange=None, **options
+    ) -> Engine:
         return Engine(
             self.device,
             self.model,
@@ -35,6 +38,8 @@ class Tiny:
             tensors or self.tensors,
             optimizer or AdamW(),
             self.kernels,
+            objective,
+            exchange,
         )
 
     def reference(self, **changes):
@@ -48,8 +53,8 @@ class Tiny:
 
 
 def gradients(engine, batches, step=1):
-    """Loss and gradients of a window, summed over its targets."""
+    """Loss and gradients of a step, summed over its targets."""
     engine.begin()
     for index, batch in enumerate(batches):
-        engine.train(batch, step, index)
+        engine.accumulate(batch, step, index)
     return engine.loss_sum(), engine.tensors("grads")

@@ -81,7 +81,7 @@ class Runs:
     def __init__(self, device, kernels):
         self.device, self.kernels = device, kernels
 
-    def trainer(self, config: Path, resume: str | None = None, kind=Trainer) -> Trainer:
+    def trainer(self, config: Path, resume: str | None = None, kind=Trainer, exchange=None) -> Trainer:
         """As the command does it, up to the first step."""
         loaded = load_config(config)
         path = checkpoint_to_resume(Path(loaded.output_dir), resume)
@@ -89,7 +89,7 @@ class Runs:
         run = prepare(loaded, today=today_of(snapshot) if snapshot else None)
         if snapshot:
             check_same_run(run, snapshot, path)
-        return kind(run, build_engine(run, self.device, self.kernels), snapshot)
+        return kind(run, build_engine(run, self.device, self.kernels, exchange), snapshot)
 
     def train(self, config: Path, resume: str | None = None, kind=Trainer) -> Path:
         """A run to its end; the run folder."""

@@ -1,12 +1,17 @@
-"""The head and the loss, on target rows alone and chunk by chunk: full logits never exist.
+"""The head and the cross-entropy, on target rows only and chunk by chunk: full logits never exist.
 
-logits = rmsnorm(x[rows], norm) @ head^T;  loss = sum of cross-entropies;  dx[rows] = the gradient, other rows 0
+logits = rmsnorm(x[rows], norm) @ head^T;  losses = cross-entropies;  dx[rows] = the gradient of their sum, other rows 0
+
+Which of these parts run, in how many passes over the chunks, and what is summed is the objective's choice
+(engine/objective.py).
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from lorawgpu.gpu.tensor import Tensor, padded
-from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum
+from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward
 from lorawgpu.ops.gather import gather_backward, gather_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
@@ -22,7 +27,7 @@ class Head:
 
     chunk: int
     x: Tensor  # [chunk, C] gathered
-    n: Tensor  # [chunk, C] normalised; then its gradient
+    n: Tensor  # [chunk, C] normalized; then its gradient
     rstd: Tensor
     logits: Tensor  # [chunk, V]; then their gradient
     losses: Tensor  # of all targets
@@ -59,9 +64,28 @@ class Head:
         counts = range(CHUNK_ALIGN, padded(rows, CHUNK_ALIGN) + 1, CHUNK_ALIGN)
         return sorted({span for targets in counts for span in self.spans(targets)}, key=lambda s: (-s[1], s[0]))
 
+    def sections(self, targets: int, name: str = "head") -> list[str]:
+        """Names of the sections that `record` made for the chunks that hold `targets` target rows."""
+        return [section_name(name, *span) for span in self.spans(targets)]
+
+    def record(self, c, record: Callable, name: str = "head"):
+        """One pass: `record(start=, rows=)` in a section for every chunk that a batch may need.
+
+        Tails come last and use what the whole chunks left in the workspace.
+        """
+        for start, rows in self.all_spans(c.rows):
+            frugal = c.work.frugal() if rows < self.chunk else nullcontext()
+            with c.plan.section(section_name(name, start, rows)), c.plan.scope(name), frugal:
+                record(start=start, rows=rows)
+
     def give(self, c):
         """Nothing after the heads of a micro-batch reads these."""
         c.work.give(self.x, self.n, self.rstd, self.logits, self.losses)
+
+
+def section_name(name: str, start: int, rows: int) -> str:
+    """The section of a pass that holds the chunk of target rows [start, start + rows)."""
+    return f"{name} {start}+{rows}"
 
 
 def head_forward(c, head, x, start, rows):
@@ -72,27 +96,31 @@ def head_forward(c, head, x, start, rows):
     linear_forward(c.plan, head.logits.rows(0, rows), head.n, c.model.head, rows=rows)
 
 
-def chunk_loss(c, head, x, dx, loss, start, rows):
-    """Add the loss of target rows [start, start + rows) to `loss`; with dx, write the gradient of those rows there."""
-    shape = {"rows": rows, "width": c.config.hidden_size}
-    logits = head.logits.rows(0, rows)
-    head_forward(c, head, x, start, rows)
-    cross_entropy = cross_entropy_forward_backward if dx else cross_entropy_forward
+def chunk_losses(c, head, losses, start, rows, *, gradient: bool, row_weights: Tensor | None = None):
+    """losses of target rows [start, start + rows) from their logits, which `gradient` turns into dlogits.
+
+    losses: f32, one for each target row of the batch. row_weights: of that shape, multiplies loss and gradient.
+    """
+    cross_entropy = cross_entropy_forward_backward if gradient else cross_entropy_forward
     cross_entropy(
         c.plan,
-        head.losses,
-        logits,
+        losses,
+        head.logits.rows(0, rows),
         c.batch.target_ids,
         c.state,
         start=start,
         rows=rows,
         vocab=c.config.vocab_size,
         record_id=c.non_finite.id("loss"),
+        row_weights=row_weights,
     )
-    loss_sum(c.plan, loss, head.losses, start=start, rows=rows)
-    if dx:
-        linear_backward(c.plan, c.work, head.n, logits, c.model.head, rows=rows)
-        dgathered = c.work.take(head.x.shape, label="dhead x")
-        rmsnorm_backward(c.plan, dgathered, head.n, head.x, c.model.norm, head.rstd, accumulate=False, **shape)
-        gather_backward(c.plan, dx, dgathered, c.batch.target_rows, c.batch.target_ids, start=start, **shape)
-        c.work.give(dgathered)
+
+
+def head_backward(c, head, dx, start, rows):
+    """dx of target rows [start, start + rows) from the dlogits in head.logits, after `head_forward` of these rows."""
+    shape = {"rows": rows, "width": c.config.hidden_size}
+    linear_backward(c.plan, c.work, head.n, head.logits.rows(0, rows), c.model.head, rows=rows)
+    dgathered = c.work.take(head.x.shape, label="dhead x")
+    rmsnorm_backward(c.plan, dgathered, head.n, head.x, c.model.norm, head.rstd, accumulate=False, **shape)
+    gather_backward(c.plan, dx, dgathered, c.batch.target_rows, c.batch.target_ids, start=start, **shape)
+    c.work.give(dgathered)

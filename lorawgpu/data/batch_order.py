@@ -5,14 +5,14 @@ where a run stopped.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from lorawgpu.data.batching import MicroBatch, SampleSet, bucket, flatten
 from lorawgpu.errors import UserError
 
-WINDOW_BINS = 128  # a packing window holds so many capacities: its one half-filled bin costs 0.4% on average
+BUFFER_BINS = 128  # capacities that one packing buffer holds: its one half-filled bin costs 0.4% on average
 LIGHTEST, HEAVIEST = 1e-3, 1000  # weights of a data set: an epoch holds weight * samples numbers in memory
 
 
@@ -33,39 +33,44 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
 
 
 @dataclass(frozen=True)
-class State:
-    """Where training stands, in samples consumed by finished optimizer steps (never prefetched). JSON through `dict`.
+class DataPosition:
+    """Where training stands, in samples consumed by finished optimizer steps (never prefetched).
 
-    `window_start` and `window_batches` say which packing window is open and how many of its bins are done; `mixing`
-    counts the samples drawn from each data set since the start of the run.
+    `packing_start` and `packing_batches` say where the open packing buffer begins and how many of its bins are done;
+    `mixing` counts the samples drawn from each data set since the start of the run.
     """
 
     epoch: int = 0
     consumed: int = 0
-    window_start: int = 0
-    window_batches: int = 0
+    packing_start: int = 0
+    packing_batches: int = 0
     mixing: tuple[int, ...] = ()
 
     def to_dict(self) -> dict:
-        return {**asdict(self), "mixing": list(self.mixing)}
+        """JSON, under the keys of every checkpoint so far."""
+        return {
+            "epoch": self.epoch,
+            "consumed": self.consumed,
+            "window_start": self.packing_start,
+            "window_batches": self.packing_batches,
+            "mixing": list(self.mixing),
+        }
 
     @staticmethod
-    def from_dict(data: dict) -> "State":
-        return State(**{**data, "mixing": tuple(data["mixing"])})
+    def from_dict(data: dict) -> "DataPosition":
+        """The position that `to_dict` wrote. KeyError when a key is missing."""
+        fields = ("epoch", "consumed", "window_start", "window_batches")
+        return DataPosition(*(data[name] for name in fields), tuple(data["mixing"]))
 
 
 @dataclass(frozen=True)
-class Window:
-    """The micro-batches of one optimizer step, the state once that step is done, and which samples it took."""
+class StepBatch:
+    """The micro-batches of one optimizer step, the position once that step is done, and which samples it took."""
 
     micro_batches: list[MicroBatch]
-    state: State
+    position: DataPosition
     ends_epoch: bool
     samples: np.ndarray  # int64: `Batches.place` says where they come from
-
-    @property
-    def targets(self) -> int:
-        return sum(b.targets for b in self.micro_batches)
 
     @property
     def tokens(self) -> int:
@@ -84,7 +89,7 @@ class BatchSettings:
 
 
 class Batches:
-    """Optimizer windows of a weighted mix of sources, epoch after epoch, from any saved state.
+    """The batches of optimizer steps from a weighted mix of sources, epoch after epoch, from any saved position.
 
     A weight is how often an epoch sees each sample of its source: 1 once, 2 twice, 0.5 every other epoch.
     """
@@ -105,19 +110,19 @@ class Batches:
         ids = np.concatenate(parts)
         return ids[_rng(self.settings.seed, 1, epoch).permutation(len(ids))]
 
-    def windows(self, state: State | None = None) -> Iterator[Window]:
-        """Endless: epoch after epoch from `state`. The last window of an epoch may hold fewer micro-batches.
+    def step_batches(self, position: DataPosition | None = None) -> Iterator[StepBatch]:
+        """Endless: epoch after epoch from `position`. The last step of an epoch may hold fewer micro-batches.
 
-        UserError when there is no sample, or when `state` was not made by these sources, weights and settings.
+        UserError when there is no sample, or when `position` was not made by these sources, weights and settings.
         """
         if not len(self.lengths):
             raise UserError("there is no sample to train on: every data set is empty")
-        state = State(mixing=(0,) * len(self.sources)) if state is None else state
-        self._check(state)
+        position = DataPosition(mixing=(0,) * len(self.sources)) if position is None else position
+        self._check(position)
         while True:
-            for window in self._epoch(state):
-                yield window
-            state = window.state
+            for step in self._epoch(position):
+                yield step
+            position = step.position
 
     def steps(self, epoch: int) -> int:
         """Optimizer steps of an epoch, exactly: with packing this packs the lengths of the whole epoch."""
@@ -129,14 +134,14 @@ class Batches:
         return -(-micro_batches // self.settings.accumulation)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file and the line of one of a window's samples."""
+        """The file and the line of one of a step's samples."""
         owner = int(np.searchsorted(self.offsets, sample, side="right")) - 1
         return self.sources[owner].place(int(sample - self.offsets[owner]))
 
-    def _epoch(self, state: State) -> Iterator[Window]:
-        order, epoch = self.order(state.epoch), state.epoch
-        start, skip = state.window_start, state.window_batches
-        consumed, mixing = state.consumed, np.array(state.mixing)
+    def _epoch(self, position: DataPosition) -> Iterator[StepBatch]:
+        order, epoch = self.order(position.epoch), position.epoch
+        start, skip = position.packing_start, position.packing_batches
+        consumed, mixing = position.consumed, np.array(position.mixing)
         pending: list[MicroBatch] = []
         taken: list[np.ndarray] = []
         while start < len(order):
@@ -151,19 +156,20 @@ class Batches:
                 if len(pending) == self.settings.accumulation or ends_epoch:
                     place = (after, 0) if done == len(bins) else (start, done)
                     here = (epoch + 1, 0, 0, 0) if ends_epoch else (epoch, consumed, *place)
-                    yield Window(pending, State(*here, tuple(mixing.tolist())), ends_epoch, np.concatenate(taken))
+                    position = DataPosition(*here, tuple(mixing.tolist()))
+                    yield StepBatch(pending, position, ends_epoch, np.concatenate(taken))
                     pending, taken = [], []
             start, skip = after, 0
 
     def _plan(self, order: np.ndarray, start: int, epoch: int) -> tuple[list[np.ndarray], int]:
-        """The micro-batches (arrays of global ids) of the packing window that begins at `start`, and its end."""
+        """The micro-batches (arrays of global ids) of the packing buffer that begins at `start`, and its end."""
         if not self.settings.packing:
             end = min(start + self.settings.micro_batch_size, len(order))
             return [order[start:end]], end
-        room = WINDOW_BINS * self.settings.capacity
+        room = BUFFER_BINS * self.settings.capacity
         total = np.cumsum(self.lengths[order[start : start + 2 * room]])  # a sample has at least one token
         end = start + int(np.searchsorted(total, room)) + 1
-        if total[-1] < 1.5 * room:  # a short rest joins the window before it: it would pack worse alone
+        if total[-1] < 1.5 * room:  # a short rest joins the buffer before it: it would pack worse alone
             end = len(order)
         ids = order[start:end]
         bins = pack(self.lengths[ids], self.settings.capacity)
@@ -179,15 +185,15 @@ class Batches:
         owners = np.searchsorted(self.offsets, ids, side="right") - 1
         return np.bincount(owners, minlength=len(self.sources))
 
-    def _check(self, state: State) -> None:
-        order = self.order(state.epoch)
-        start, batches = state.window_start, state.window_batches
-        bins = self._plan(order, start, state.epoch)[0] if start < len(order) else []
+    def _check(self, position: DataPosition) -> None:
+        order = self.order(position.epoch)
+        start, batches = position.packing_start, position.packing_batches
+        bins = self._plan(order, start, position.epoch)[0] if start < len(order) else []
         done = np.concatenate([order[:start], *bins[:batches]])
-        mixing = state.epoch * np.array(self.draws) + self._per_source(done)
-        if batches >= max(1, len(bins)) or state.consumed != len(done) or state.mixing != tuple(mixing.tolist()):
+        mixing = position.epoch * np.array(self.draws) + self._per_source(done)
+        if batches >= max(1, len(bins)) or position.consumed != len(done) or position.mixing != tuple(mixing.tolist()):
             raise UserError(
-                f"the saved data position {state.to_dict()} does not belong to these data sets, weights and batch "
+                f"the saved data position {position.to_dict()} does not belong to these data sets, weights and batch "
                 "settings: resume with the data and config of the checkpoint"
             )
 

@@ -55,6 +55,7 @@ class MicroBatch:
     target_ids: np.ndarray  # [targets] what they predict
     tokens: int  # rows that are no tail
     samples: int
+    row_weights: np.ndarray | None = None  # float32 [targets] for an objective that weighs target rows; None: all 1
 
     @property
     def capacity(self) -> int:

@@ -254,8 +254,11 @@ def adapter_dropout(lab, rows, width):
     return lambda: {"y": (y.value, want), "added": (total.value, start + want)}
 
 
-def cross_entropy(lab, rows, vocab, chunk, scale=5.0, offset=0.0):
-    """Logits of size `scale` around `offset`, in chunks; the last two of five rows or more have no target."""
+def cross_entropy(lab, which, rows, vocab, chunk, scale=5.0, offset=0.0):
+    """`which`: "plain", or "weighted" by row. Logits of size `scale` around `offset`, in chunks.
+
+    The last row has no target, nor has the one before it where there are five rows or more.
+    """
     ids = np.arange(rows, dtype=np.int32)[::-1] * 7 % vocab
     ids[0] = vocab - 1
     ids[-1:], ids[4:-1] = -1, -100
@@ -266,18 +269,21 @@ def cross_entropy(lab, rows, vocab, chunk, scale=5.0, offset=0.0):
     state, gids = lab.output(16, initial=FRESH, dtype="u32"), lab.input(ids)
     losses, plain, total = lab.output(rows), lab.output(rows), lab.output(2, initial=np.zeros(2), dtype="u32")
     grads, kept = ([lab.output(*x.shape, initial=x) for x in np.split(padded_logits, chunks)] for _ in range(2))
+    weights = normal(rows) if which == "weighted" else np.ones(rows)
+    row_weights = lab.input(weights.astype(np.float32)) if which == "weighted" else None
     for i in range(chunks):
-        shape = {"start": i * chunk, "rows": chunk, "vocab": vocab, "record_id": i}
+        shape = {"start": i * chunk, "rows": chunk, "vocab": vocab, "record_id": i, "row_weights": row_weights}
         cross_entropy_forward(lab.plan, plain.exact, kept[i].tensor, gids, state.tensor, **shape)
         cross_entropy_forward_backward(lab.plan, losses.exact, grads[i].tensor, gids, state.tensor, **shape)
     loss_sum(lab.plan, total.exact, losses.exact, start=0, rows=rows)
 
     def results():
         used = np.flatnonzero(ids >= 0)
-        loss, lse = loss_reference.cross_entropy_forward(logits[used].astype(np.float64), ids[used])
+        x, w = logits[used].astype(np.float64), weights[used]
+        loss, lse = loss_reference.cross_entropy_forward(x, ids[used], w)
         want_loss, want = np.zeros(rows), np.zeros(logits.shape)
         want_loss[used] = loss
-        want[used] = loss_reference.cross_entropy_backward(logits[used].astype(np.float64), ids[used], lse)
+        want[used] = loss_reference.cross_entropy_backward(x, ids[used], lse, w)
         return {
             "losses": (losses.value, want_loss),
             "losses alone": differing(plain.value, losses.value),

@@ -15,7 +15,7 @@ from lorawgpu.gpu import GPUError, KernelCache
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.model.context import AdapterBuffers
-from lorawgpu.reference.model import model_forward, train, window_gradients
+from lorawgpu.reference.model import model_forward, step_gradients, train
 from lorawgpu.verify import cases as golden
 from lorawgpu.verify import compare
 from lorawgpu.verify.run import run_case
@@ -49,7 +49,7 @@ class Tiny:
     def expected(self, mask) -> dict:
         logits = np.zeros((*mask.shape, self.config.vocab_size))
         logits[mask] = model_forward(self.reference, self.batch)[0]
-        loss, grads = window_gradients(self.reference, [self.batch])
+        loss, grads = step_gradients(self.reference, [self.batch])
         losses, norms, after = train(self.reference, [self.batch], golden.STEPS, **ADAMW)
         values = {"loss": loss, "logits": logits, "step_losses": np.array(losses), "grad_norms": np.array(norms)}
         values |= {f"grad.{name}": g for name, g in grads.items()}

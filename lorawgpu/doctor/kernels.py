@@ -24,9 +24,11 @@ TABLE = (
     ("gather", rows.gather, EXACT, [(9, 123, 2), (5, 2560, 3)]),
     ("embedding", rows.embedding, EXACT, [("bf16", 7, 123), ("f16", 7, 123), ("f32", 7, 2560)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
-    ("cross_entropy", rows.cross_entropy, SUMMED, [(3, 123, 2), (3, 49152, 3)]),
+    ("cross_entropy", rows.cross_entropy, SUMMED, [
+        ("plain", 3, 123, 2), ("plain", 3, 49152, 3), ("weighted", 3, 123, 2),
+    ]),
     ("adamw", optimizer.adamw, SUMMED, [(2, 1.0, 33000, 64, 4)]),
-    ("window", optimizer.window, EXACT, [("bad",), ("good",)]),
+    ("step_state", optimizer.step_state, EXACT, [("bad",), ("good",)]),
     ("matmul", products.matmul_tiles, ROUNDED, [
         ("tall", "row", "nk", 131, 208, 512), ("medium", "row", "kn", 131, 208, 84),
         ("small", "col", "kn", 131, 208, 84), ("flat", "row", "nk", 5, 208, 84), ("skinny", "col", "kn", 131, 16, 84),

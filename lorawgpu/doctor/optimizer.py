@@ -5,7 +5,7 @@ import numpy as np
 from lorawgpu.doctor.lab import normal
 from lorawgpu.ops.adamw import adamw_step, grad_norm, partial_count
 from lorawgpu.ops.step import adam_scales, pack_step, step_buffer
-from lorawgpu.ops.window import State, begin_window, end_window, pack_state
+from lorawgpu.ops.step_state import StepState, begin_step, end_step, pack_state
 from lorawgpu.reference import adamw as reference
 
 BETA1, BETA2, ADAM_EPS, DECAY, LR, TARGETS = 0.9, 0.999, 1e-8, 0.01, 0.02, 5
@@ -41,19 +41,19 @@ def adamw(lab, t, max_norm, *sizes):
     return results
 
 
-def window(lab, which):
-    """A window that begins after a bad one; then one that ends, itself bad or good."""
+def step_state(lab, which):
+    """A step that begins after a bad one; then one that ends, itself bad or good."""
     bad = which == "bad"
-    states = State(True, 2, 5, 7, 9), State(bad, 2, 5, 7, 9)
+    states = StepState(True, 2, 5, 7, 9), StepState(bad, 2, 5, 7, 9)
     begun, ended = (lab.output(16, initial=pack_state(state), dtype="u32") for state in states)
     total = lab.output(2, initial=[3, 4], dtype="u32")
-    begin_window(lab.plan, begun.exact, total.exact)
-    end_window(lab.plan, ended.exact)
+    begin_step(lab.plan, begun.exact, total.exact)
+    end_step(lab.plan, ended.exact)
 
     def results():
-        after = State(True, 3, 6, None, 10) if bad else State(False, 0, 5, 7, 10)
+        after = StepState(True, 3, 6, None, 10) if bad else StepState(False, 0, 5, 7, 10)
         return {
-            "begun": (begun.value, pack_state(State(False, 2, 5, 7, 9))),
+            "begun": (begun.value, pack_state(StepState(False, 2, 5, 7, 9))),
             "ended": (ended.value, pack_state(after)),
             "total": (total.value, np.zeros(2)),
         }

@@ -1,17 +1,19 @@
 """A model and its adapter on one device: plans recorded once per token capacity, then replayed.
 
-begin; per micro-batch: write step data, forward, heads, backward; update
+A step is begin; accumulate every micro-batch (write step data, forward, heads, backward); exchange; update.
 """
 
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from lorawgpu.backward.loss import CHUNK_ALIGN, Head, chunk_loss, head_forward
+from lorawgpu.backward.loss import CHUNK_ALIGN, Head, head_forward, section_name
 from lorawgpu.backward.transformer import transformer_backward
 from lorawgpu.data.batching import MicroBatch
+from lorawgpu.engine.exchange import Exchange, Solo, StepSums, share
+from lorawgpu.engine.objective import CausalLM, Objective, Sections
 from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.lora.layout import AdapterLayout
@@ -21,7 +23,7 @@ from lorawgpu.model.transformer import infer_forward, transformer_forward
 from lorawgpu.ops.cross_entropy import loss_value
 from lorawgpu.ops.hash import random_key
 from lorawgpu.ops.step import pack_step, step_buffer
-from lorawgpu.ops.window import State, begin_window, end_window, state_buffer, unpack_state
+from lorawgpu.ops.step_state import StepState, begin_step, end_step, state_buffer, unpack_state
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.weights.device_model import Model
 
@@ -48,24 +50,19 @@ class Recorded:
     plan: Plan
     rows: int
     head: Head
-
-    def heads(self, targets: int) -> list:
-        """Sections of the chunks that hold `targets` target rows."""
-        return [head_section(*span) for span in self.head.spans(targets)]
+    sections: Sections
 
     def flops(self, targets: int) -> float:
-        """Floating-point operations of `train` with `targets` target rows, those of the products alone."""
-        names = ("forward", *self.heads(targets), "backward")
-        return sum(record.flops for name in names for record in self.plan.sections[name])
-
-
-def head_section(start: int, rows: int) -> str:
-    """The name of the section that holds the head for target rows [start, start + rows)."""
-    return f"head {start}+{rows}"
+        """Floating-point operations of a replay with `targets` target rows, counting matrix products only."""
+        return sum(record.flops for name in self.sections(targets) for record in self.plan.sections[name])
 
 
 class Engine:
-    """Computes losses, gradients and optimizer steps. `adapter` is None for a bare base model."""
+    """Computes losses, gradients and optimizer steps. `adapter` is None for a bare base model.
+
+    objective: makes what the head computes, for (device, most target rows of a micro-batch). exchange: the other
+    processes that train the same adapter.
+    """
 
     def __init__(
         self,
@@ -76,20 +73,23 @@ class Engine:
         tensors: dict | None = None,
         optimizer: AdamW | None = None,
         kernels: KernelCache | None = None,
+        objective: Callable[..., Objective] = CausalLM,
+        exchange: Exchange | None = None,
     ):
         self.device, self.model, self.options, self.optimizer = device, model, options, optimizer
-        self.kernels = kernels or KernelCache(device)
+        self.kernels, self.exchange = kernels or KernelCache(device), exchange or Solo()
         self.work, self.non_finite = Workspace(device), NonFiniteIds()
         self.batch = StepData.create(device, options.capacity, padded(options.capacity, CHUNK_ALIGN))
         self.ropes = RopeTables(device, model.config, options.positions)
-        self.state, self.step = state_buffer(device), step_buffer(device)
-        self.loss = device.tensor((2,), "u32", "loss", "step")
+        self.state, self.step_values = state_buffer(device), step_buffer(device)
+        self.objective = objective(device, self.batch.target_ids.size)
+        self.totals = {name: device.tensor((2,), "u32", name, "step") for name in self.objective.sums}
         self.norm = device.tensor((1,), label="grad norm", kind="step")
         self.adapter = self._adapter(layout, tensors) if layout else None
         self._plans = {}
         if optimizer:
             self.plan("train", options.capacity)
-        self._window = self._record_window()  # its id comes last: a bad tensor is named before the bad norm
+        self._step = self._record_step()  # its id comes last: a bad tensor is named before the bad norm
 
     def _adapter(self, layout, tensors) -> AdapterBuffers:
         def flat(name, kind):
@@ -102,7 +102,7 @@ class Engine:
 
     # Recording
 
-    def _context(self, plan, rows, training) -> Context:
+    def _context(self, plan, rows, training, adapter) -> Context:
         return Context(
             plan,
             self.work,
@@ -111,73 +111,74 @@ class Engine:
             self.batch.rows(rows),
             self.ropes,
             self.state,
-            self.step,
+            self.step_values,
             self.non_finite,
-            self.adapter,
+            self.adapter if adapter else None,
             self.options.dropout if training else 0.0,
             self.options.attention,
         )
 
-    def plan(self, kind: str, rows: int) -> Recorded:
-        """The plan of `kind` ("train", "eval" or "logits") for `rows` rows, recorded on first use.
+    def plan(self, kind: str, rows: int, adapter: bool = True) -> Recorded:
+        """The plan of `kind` for `rows` rows, with or without the terms of the adapter, recorded on first use.
 
-        The first of an engine is one of its capacity: smaller ones find its buffers, larger ones would not.
-        ValueError when `rows` is beyond the capacity that the engine was made for.
+        kind: "train", "eval", "base" (the pass of an objective with `base_first`) or "logits". The first plan of an
+        engine is one of its capacity: smaller ones find its buffers, larger ones would not. ValueError when `rows` is
+        beyond the capacity that the engine was made for.
         """
         if rows > self.options.capacity:
             raise ValueError(f"{rows} rows exceed the capacity of {self.options.capacity}")
-        if (kind, rows) not in self._plans:
+        key = kind, rows, adapter and self.adapter is not None
+        if key not in self._plans:
             if not self._plans and rows < self.options.capacity:
-                self.plan(kind, self.options.capacity)
+                self.plan(kind, self.options.capacity, adapter)
             self.work.rewind()
             plan = Plan(self.device, self.kernels, self.options.flops_per_submit)
-            c = self._context(plan, rows, kind == "train")
-            record = {"train": self._record_train, "eval": self._record_eval, "logits": self._record_logits}[kind]
-            self._plans[kind, rows] = Recorded(plan, rows, record(c))
-        return self._plans[kind, rows]
+            c = self._context(plan, rows, kind == "train", adapter)
+            record = {"train": self._record_train, "logits": self._record_logits}.get(kind, self._record_forward)
+            totals = None if kind == "base" else self.totals
+            self._plans[key] = Recorded(plan, rows, *record(c, totals))
+        return self._plans[key]
 
-    def _record_train(self, c) -> Head:
+    def _record_train(self, c, totals) -> tuple[Head, Sections]:
         with c.plan.section("forward"):
             x, saved = transformer_forward(c, self.options.checkpointing)
             dx = c.keep(c.hidden, "dx")
             c.plan.clear(dx)
-        head = self._record_heads(c, partial(chunk_loss, c, x=x, dx=dx, loss=self.loss))
+        head = Head.take(c, self.device.max_binding)
+        sections = self.objective.record(c, head, x, dx, totals)
         head.give(c)
         with c.plan.section("backward"):
             transformer_backward(c, dx, saved, self.options.checkpointing)
-        return head
+        return head, lambda targets: ["forward", *sections(targets), "backward"]
 
-    def _record_heads(self, c, record) -> Head:
-        """`record(head=, start=, rows=)` for every chunk that a batch may need; tails use what the whole ones left."""
+    def _record_forward(self, c, totals) -> tuple[Head, Sections]:
+        with c.plan.section("forward"):
+            x = infer_forward(c)
         head = Head.take(c, self.device.max_binding)
-        for start, rows in head.all_spans(c.rows):
-            frugal = c.work.frugal() if rows < head.chunk else nullcontext()
-            with c.plan.section(head_section(start, rows)), c.plan.scope("head"), frugal:
-                record(head=head, start=start, rows=rows)
-        return head
+        sections = self.objective.record(c, head, x, None, totals)
+        return head, lambda targets: ["forward", *sections(targets)]
 
-    def _record_eval(self, c) -> Head:
+    def _record_logits(self, c, totals) -> tuple[Head, Sections]:
         with c.plan.section("forward"):
             x = infer_forward(c)
-        return self._record_heads(c, partial(chunk_loss, c, x=x, dx=None, loss=self.loss))
+        head = Head.take(c, self.device.max_binding)
+        head.record(c, partial(head_forward, c, head, x))
+        return head, lambda targets: ["forward", *head.sections(targets)]
 
-    def _record_logits(self, c) -> Head:
-        with c.plan.section("forward"):
-            x = infer_forward(c)
-        return self._record_heads(c, partial(head_forward, c, x=x))
-
-    def _record_window(self) -> Plan:
+    def _record_step(self) -> Plan:
         plan = Plan(self.device, self.kernels)
+        loss, *others = self.totals.values()
         with plan.section("begin"):
-            begin_window(plan, self.state, self.loss)
+            begin_step(plan, self.state, loss)
+            for total in others:
+                plan.clear(total)
             if self.optimizer:
                 plan.clear(self.adapter.grads)
         with plan.section("update"):
             if self.optimizer:
-                self.optimizer.record(
-                    plan, self.adapter, self.state, self.step, self.norm, record_id=self.non_finite.id("gradient norm")
-                )
-            end_window(plan, self.state)
+                record_id = self.non_finite.id("gradient norm")
+                self.optimizer.record(plan, self.adapter, self.state, self.step_values, self.norm, record_id=record_id)
+            end_step(plan, self.state)
         return plan
 
     def pace(self, flops: float):
@@ -188,11 +189,18 @@ class Engine:
 
     def plans(self) -> list[Plan]:
         """All plans recorded so far."""
-        return [self._window, *(recorded.plan for recorded in self._plans.values())]
+        return [self._step, *(recorded.plan for recorded in self._plans.values())]
 
     def flops(self, batch: MicroBatch) -> float:
-        """Floating-point operations of `train` on this micro-batch: none without targets."""
-        return self.plan("train", batch.capacity).flops(batch.targets) if batch.targets else 0.0
+        """Floating-point operations of `accumulate` for this micro-batch: none without targets."""
+        if not batch.targets:
+            return 0.0
+        return sum(recorded.flops(batch.targets) for recorded in self._passes("train", batch.capacity))
+
+    def _passes(self, kind: str, rows: int, adapter: bool = True) -> list[Recorded]:
+        """The plans that a micro-batch goes through, one after another."""
+        before = [self.plan("base", rows, adapter=False)] if self.objective.base_first else []
+        return [*before, self.plan(kind, rows, adapter)]
 
     # Replaying
 
@@ -207,63 +215,78 @@ class Engine:
         self.device.write(self.batch.target_ids, ids)
 
     def begin(self):
-        """Start an optimizer window, or an evaluation: gradients, loss and the bad flag are cleared."""
-        self._window.run("begin")
+        """Start an optimizer step, or an evaluation: gradients, totals and the bad flag are cleared."""
+        self._step.run("begin")
 
-    def train(self, batch: MicroBatch, step: int = 1, index: int = 0):
-        """Add the gradient of one micro-batch, number `index` of the window of optimizer step `step` (from 1)."""
-        if not batch.targets:
-            return
-        self.write(batch)
-        if self.options.dropout:
-            self.device.write(self.step, pack_step(key=random_key(self.options.seed, step, index)))
-        recorded = self.plan("train", batch.capacity)
-        recorded.plan.run("forward", *recorded.heads(batch.targets), "backward")
-
-    def update(self, step: int, lr: float, targets: int):
-        """Clip and apply AdamW with the mean gradient over `targets` target tokens; `step` counts from 1."""
-        self.device.write(self.step, self.optimizer.step_values(step, lr, targets))
-        self._window.run("update")
-
-    def window(self, batches: list, step: int, lr: float) -> int:
-        """One optimizer step over its micro-batches. Returns the target tokens; with none, nothing happens."""
-        targets = sum(b.targets for b in batches)
-        if targets:
-            self.begin()
-            for index, batch in enumerate(batches):
-                self.train(batch, step, index)
-            self.update(step, lr, targets)
-        return targets
-
-    def evaluate(self, batch: MicroBatch):
-        """Add the loss of one micro-batch, without dropout and gradients. Call `begin` before the first."""
+    def accumulate(self, batch: MicroBatch, step: int = 1, index: int = 0):
+        """Add the gradient of one micro-batch, number `index` of all of optimizer step `step` (from 1)."""
         if batch.targets:
-            self.write(batch)
-            recorded = self.plan("eval", batch.capacity)
-            recorded.plan.run("forward", *recorded.heads(batch.targets))
+            if self.options.dropout:
+                self.device.write(self.step_values, pack_step(key=random_key(self.options.seed, step, index)))
+            self._replay("train", batch)
 
-    def logits(self, batch: MicroBatch, rows: np.ndarray) -> np.ndarray:
-        """Logits of `rows` of a micro-batch, float32 [len(rows), V]."""
+    def update(self, step: int, lr: float, divisor: int):
+        """Clip and apply AdamW with the accumulated gradient over `divisor`; `step` counts from 1."""
+        self.device.write(self.step_values, self.optimizer.step_values(step, lr, divisor))
+        self._step.run("update")
+
+    def step(self, batches: Sequence[MicroBatch], number: int, lr: float) -> int:
+        """Optimizer step `number` (from 1) over all its micro-batches, of which each process computes its share.
+
+        Returns what the sums were divided by, the step's target tokens; with 0 nothing happens.
+        """
+        if not sum(map(self.objective.divisor, batches)):
+            return 0
+        self.begin()
+        divisor = 0
+        for index, batch in share(self.exchange, batches):
+            self.accumulate(batch, number, index)
+            divisor += self.objective.divisor(batch)
+        divisor = self.exchange.sum_step(self.sums, divisor)
+        self.update(number, lr, divisor)
+        return divisor
+
+    @property
+    def sums(self) -> StepSums:
+        """What the micro-batches since `begin` have added up to on this device."""
+        return StepSums(self.device, self.adapter.grads, tuple(self.totals.values()), self.state)
+
+    def evaluate(self, batch: MicroBatch, adapter: bool = True):
+        """Add to the totals of one micro-batch, without dropout and gradients. Call `begin` before the first.
+
+        Without `adapter` it is the bare base model that is evaluated.
+        """
+        if batch.targets:
+            self._replay("eval", batch, adapter)
+
+    def _replay(self, kind: str, batch: MicroBatch, adapter: bool = True):
+        self.write(batch)
+        self.objective.write(batch)
+        for recorded in self._passes(kind, batch.capacity, adapter):
+            recorded.plan.run(*recorded.sections(batch.targets))
+
+    def logits(self, batch: MicroBatch, rows: np.ndarray, adapter: bool = True) -> np.ndarray:
+        """Logits of `rows` of a micro-batch, float32 [len(rows), V]; without `adapter` those of the base model."""
         self.write(replace(batch, target_rows=rows.astype(np.int32), target_ids=np.zeros(len(rows), np.int32)))
-        recorded = self.plan("logits", batch.capacity)
+        recorded = self.plan("logits", batch.capacity, adapter)
         recorded.plan.run("forward")
         parts = []
         for start, count in recorded.head.spans(len(rows)):
-            recorded.plan.run(head_section(start, count))
+            recorded.plan.run(section_name("head", start, count))
             parts.append(self.device.read(recorded.head.logits.rows(0, count)))
         return np.concatenate(parts)[: len(rows), : self.model.config.vocab_size]
 
     # Reading back
 
     def loss_sum(self) -> float:
-        """Sum of the cross-entropies since `begin`. Waits for the GPU, as all of these do."""
-        return loss_value(self.device.read(self.loss))
+        """Sum of the losses since `begin`. Waits for the GPU, as all of these do."""
+        return loss_value(self.device.read(self.totals["loss"]))
 
     def grad_norm(self) -> float:
         """The gradient's norm in the last update, before clipping."""
         return float(self.device.read(self.norm)[0])
 
-    def steps_state(self) -> State:
+    def steps_state(self) -> StepState:
         """Counts of non-finite steps."""
         return unpack_state(self.device.read(self.state))
 

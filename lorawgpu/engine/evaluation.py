@@ -1,10 +1,12 @@
-"""The loss on data that is not trained on."""
+"""The loss on held-out data."""
 
 import math
 from dataclasses import dataclass
 
 from lorawgpu.data.batching import SampleSet, sequential
 from lorawgpu.engine.engine import Engine
+from lorawgpu.engine.exchange import share
+from lorawgpu.ops.cross_entropy import fixed_point
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,21 @@ class Evaluation:
             return math.inf
 
 
-def evaluate_source(engine: Engine, source: SampleSet) -> Evaluation:
-    """Run every sample of `source` once, in order, as many at a time as fit. ValueError when nothing has a target."""
+def evaluate_source(engine: Engine, source: SampleSet, adapter: bool = True) -> Evaluation:
+    """Run every sample of `source` once, in order, as many at a time as fit; without `adapter` through the base model.
+
+    Every process of the engine's exchange computes its share. ValueError when nothing has a target.
+    """
     tokens = 0
     engine.begin()
-    for batch in sequential(source, engine.options.capacity):
-        engine.evaluate(batch)
-        tokens += batch.targets
+    for _, batch in share(engine.exchange, sequential(source, engine.options.capacity)):
+        engine.evaluate(batch, adapter)
+        tokens += engine.objective.divisor(batch)
+    sums = [fixed_point(engine.device.read(total)) for total in engine.totals.values()]
+    parts = engine.exchange.gather((int(engine.steps_state().bad), tokens, *sums))
+    bad, tokens, *sums = map(sum, zip(*parts, strict=True))
     if not tokens:
         raise ValueError("evaluate_source: no sample has a target")
-    loss = engine.loss_sum() / tokens
-    return Evaluation(math.nan if engine.steps_state().bad else loss, tokens)
+    values = {name: value / 2**32 for name, value in zip(engine.totals, sums, strict=True)}
+    loss = engine.objective.metrics(values, tokens)["loss"]
+    return Evaluation(math.nan if bad else loss, tokens)

@@ -25,11 +25,11 @@ from lorawgpu.ops.linear import linear_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
 from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
 from lorawgpu.ops.step import step_buffer
-from lorawgpu.ops.window import State, pack_state, state_buffer
+from lorawgpu.ops.step_state import StepState, pack_state, state_buffer
 from lorawgpu.weights.device_model import Model
 
 PREFILL_MS = 500.0  # of one submit: some systems kill what runs for two seconds
-CLEAN = pack_state(State(False, 0, 0, None, 0))
+CLEAN = pack_state(StepState(False, 0, 0, None, 0))
 
 
 class Decoder:

@@ -1,4 +1,4 @@
-"""A typed, shaped window onto a GPU buffer."""
+"""A typed, shaped view of a GPU buffer."""
 
 from dataclasses import dataclass
 from math import prod

@@ -3,7 +3,7 @@
 from lorawgpu.gpu import Tensor, padded
 
 WG = 256  # threads a workgroup of the element-wise kernels
-STATE_WORDS = 16  # of the `state` buffer; what they hold: shaders/window.wgsl
+STATE_WORDS = 16  # of the `state` buffer; what they hold: shaders/step_state.wgsl
 
 
 def expect(name: str, tensor: Tensor, shape: tuple, *dtypes: str):
@@ -19,7 +19,7 @@ def expect(name: str, tensor: Tensor, shape: tuple, *dtypes: str):
 
 
 def expect_state(state: Tensor):
-    """Check the buffer of ops.window.state_buffer."""
+    """Check the buffer of ops.step_state.state_buffer."""
     expect("state", state, (STATE_WORDS,), "u32")
 
 

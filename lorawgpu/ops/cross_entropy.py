@@ -1,4 +1,4 @@
-"""Cross-entropy of a chunk of target rows, and the sum of a window. Equations: shaders/cross_entropy.wgsl."""
+"""Cross-entropy of a chunk of target rows, and the sum over a step. Equations: shaders/cross_entropy.wgsl."""
 
 import numpy as np
 
@@ -6,17 +6,20 @@ from lorawgpu.gpu import padded
 from lorawgpu.ops.checks import expect, expect_state, fold
 
 
-def cross_entropy_forward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id):
+def cross_entropy_forward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id, row_weights=None):
     """losses[start+i] of logits [rows, vocab] with id target_ids[start+i] (negative: 0). The logits stay.
 
     losses f32 and target_ids i32 have one length: all targets, of which this chunk is `rows` from `start` on.
+    row_weights: f32 of that length, by which each loss is multiplied; None: all 1.
     """
-    _record(plan, "loss", losses, logits, target_ids, state, start, rows, vocab, record_id)
+    _record(plan, "loss", losses, logits, target_ids, state, start, rows, vocab, record_id, row_weights)
 
 
-def cross_entropy_forward_backward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id):
+def cross_entropy_forward_backward(
+    plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id, row_weights=None
+):
     """The same, and logits become dlogits of the SUM of the losses; rows without a target become 0."""
-    _record(plan, "loss_and_grad", losses, logits, target_ids, state, start, rows, vocab, record_id)
+    _record(plan, "loss_and_grad", losses, logits, target_ids, state, start, rows, vocab, record_id, row_weights)
 
 
 def loss_sum(plan, total, losses, *, start, rows):
@@ -33,17 +36,26 @@ def loss_sum(plan, total, losses, *, start, rows):
     )
 
 
-def loss_value(total: np.ndarray) -> float:
-    """The sum that the two words of `total` hold: a signed whole part and 2^-32 parts."""
+def fixed_point(total: np.ndarray) -> int:
+    """The sum that the two words of `total` hold, in units of 2^-32: sums of several devices add up exactly."""
     whole, parts = total.tolist()
-    return (whole ^ 1 << 31) - (1 << 31) + parts / 2**32
+    return ((whole ^ 1 << 31) - (1 << 31) << 32) + parts
 
 
-def _record(plan, entry, losses, logits, target_ids, state, start, rows, vocab, record_id):
+def loss_value(total: np.ndarray) -> float:
+    """The sum that `total` holds."""
+    return fixed_point(total) / 2**32
+
+
+def _record(plan, entry, losses, logits, target_ids, state, start, rows, vocab, record_id, row_weights):
     expect("logits", logits, (rows, padded(vocab)))
     expect("target_ids", target_ids, (1,), "i32")
     expect("losses", losses, target_ids.shape)
     expect_state(state)
+    weights = {}
+    if row_weights is not None:
+        expect("row_weights", row_weights, target_ids.shape)
+        entry, weights = f"weighted_{entry}", {"row_weights": row_weights}
     plan.record(
         "cross_entropy",
         entry,
@@ -60,4 +72,5 @@ def _record(plan, entry, losses, logits, target_ids, state, start, rows, vocab, 
             "count": target_ids.shape[0],
             "record_id": record_id,
         },
+        **weights,
     )

@@ -1,6 +1,6 @@
 """The `step` buffer: what changes from step to step, in one small uniform (shaders/common/step.wgsl).
 
-lr, inv_targets, m_scale, v_scale    read by `update` (ops/adamw.py): write them once a window, before it
+lr, inv_targets, m_scale, v_scale    read by `update` (ops/adamw.py): write them once a step, before it
 key0, key1                           read by dropout: write them before each micro-batch
 """
 

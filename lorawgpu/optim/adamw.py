@@ -43,7 +43,7 @@ class AdamW(AdamWSettings):
                 max_norm=self.max_grad_norm,
             )
 
-    def step_values(self, step: int, lr: float, targets: int) -> np.ndarray:
-        """Contents of the step buffer for optimizer step `step` (from 1) over a window of `targets` target tokens."""
+    def step_values(self, step: int, lr: float, divisor: int) -> np.ndarray:
+        """Contents of the step buffer for optimizer step `step` (from 1), whose gradient is divided by `divisor`."""
         m_scale, v_scale = adam_scales(step, self.beta1, self.beta2)
-        return pack_step(lr=lr, inv_targets=1.0 / targets, m_scale=m_scale, v_scale=v_scale)
+        return pack_step(lr=lr, inv_targets=1.0 / divisor, m_scale=m_scale, v_scale=v_scale)

@@ -237,42 +237,47 @@ def model_forward(model, batch):
     return dense_forward(norm_forward(model, "model.norm", x, saved), head_weight(model)), saved
 
 
-def model_backward(model, batch, logits, saved, grads):
-    """Add the adapter gradients of the loss SUM over the batch's targets into grads."""
+def model_backward(model, batch, logits, saved, grads, weights=1.0):
+    """Add the adapter gradients of the loss SUM over the batch's targets, weighted by row, into grads."""
     logits = gather_forward(logits, batch.target_rows)
-    dlogits = cross_entropy_backward(logits, batch.target_ids, cross_entropy_forward(logits, batch.target_ids)[1])
+    lse = cross_entropy_forward(logits, batch.target_ids)[1]
+    dlogits = cross_entropy_backward(logits, batch.target_ids, lse, weights)
     dx = gather_backward(dense_backward(dlogits, head_weight(model)), batch.target_rows, len(batch.ids))
     dx = norm_backward(model, "model.norm", dx, saved)
     for layer in reversed(range(model.config.num_hidden_layers)):
         dx = block_backward(model, layer, dx, batch, saved, grads)
 
 
-def loss_sum(logits, batch):
-    """-> the loss summed over the batch's targets."""
-    return cross_entropy_forward(gather_forward(logits, batch.target_rows), batch.target_ids)[0].sum()
+def loss_sum(logits, batch, weights=1.0):
+    """-> the loss summed over the batch's targets, weighted by row."""
+    return cross_entropy_forward(gather_forward(logits, batch.target_rows), batch.target_ids, weights)[0].sum()
 
 
-def window_gradients(model, window, seed=0, step=1):
-    """One optimizer step's loss and gradients, means over the targets of all micro-batches of the window.
+def step_gradients(model, batches, seed=0, step=1):
+    """One optimizer step's loss and gradients: sums, weighted by a batch's row_weights, over the count of all targets.
 
     seed and step (the first is 1) key the dropout, if any. -> loss, {PEFT name: gradient}.
     """
     grads = {name: np.zeros(p.shape) for name, p in model.adapter.items()}
-    loss, targets = 0.0, sum(len(batch.target_ids) for batch in window)
-    for i, batch in enumerate(window):
+    loss, targets = 0.0, sum(len(batch.target_ids) for batch in batches)
+    for i, batch in enumerate(batches):
         model = replace(model, step_key=dropout_step_key(seed, step, i))
         logits, saved = model_forward(model, batch)
-        model_backward(model, batch, logits, saved, grads)
-        loss += loss_sum(logits, batch)
+        weights = 1.0 if batch.row_weights is None else batch.row_weights
+        model_backward(model, batch, logits, saved, grads, weights)
+        loss += loss_sum(logits, batch, weights)
     return loss / targets, {name: g / targets for name, g in grads.items()}
 
 
-def train(model, window, steps, *, lr, betas, eps, weight_decay, max_grad_norm, seed=0):
-    """Repeat one window for `steps` AdamW steps -> losses, gradient norms before clipping, the stepped adapter."""
+def train(model, batches, steps, *, lr, betas, eps, weight_decay, max_grad_norm, seed=0):
+    """Take `steps` AdamW steps, all over the same micro-batches.
+
+    -> losses, gradient norms before clipping, the stepped adapter.
+    """
     losses, norms = [], []
     moments = {name: (np.zeros(p.shape), np.zeros(p.shape)) for name, p in model.adapter.items()}
     for t in range(1, steps + 1):
-        loss, grads = window_gradients(model, window, seed, t)
+        loss, grads = step_gradients(model, batches, seed, t)
         norm = grad_norm(grads.values())
         clip, adapter = clip_scale(norm, max_grad_norm), {}
         for name, p in model.adapter.items():

@@ -8,6 +8,7 @@
 //   dlogits[i, v] = exp(logits[i, v] - lse) - [v == id]      of the SUM of losses, in place of the logits
 // A row with a negative id, or past the end of target_ids, is unused: loss 0, dlogits 0. Columns from V on become 0.
 //   loss:           losses alone        loss_and_grad:  both        Grid: one workgroup per row, online max and sum.
+//   weighted_loss, weighted_loss_and_grad:  the same with loss[i] and dlogits[i] multiplied by row_weights[start + i]
 //   add_losses:     total += sum of losses[start .. start+rows). Grid: one workgroup. total is a 64-bit fixed-point number
 //                   (whole, 2^-32 parts): exact, where compilers simplify the compensation out of a float sum.
 // A non-finite loss marks the step bad.
@@ -23,6 +24,7 @@ struct Params { rows: u32, ld4: u32, V: u32, start: u32, count: u32, record_id: 
 @group(0) @binding(3) var<storage, read_write> losses: array<f32>;
 @group(0) @binding(4) var<storage, read_write> state: array<atomic<u32>>;
 @group(0) @binding(5) var<storage, read_write> total: array<vec2<u32>>;
+@group(0) @binding(6) var<storage, read> row_weights: array<f32>; // (count)
 
 var<workgroup> sums: array<vec2<u32>, WG>;
 
@@ -78,6 +80,45 @@ fn loss_and_grad(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups)
     for (var c = lane; c < params.ld4; c += WG) {
         let p = exact_exp4(logits[base + c] - stats.x) / stats.y;
         let d = p - select(vec4(0.0), vec4(1.0), columns(c) == vec4(id));
+        logits[base + c] = select(vec4(0.0), d, (columns(c) < vec4(params.V)) & vec4(used));
+    }
+}
+
+// The weight of a row, by which lane 0 multiplies the loss that it has just written.
+fn weigh_loss(row: u32, id: u32, lane: u32) -> f32 {
+    if (id >= params.V) { return 0.0; } // unused: no host and no kernel need have written its weight
+    let i = params.start + row;
+    let weight = row_weights[i];
+    if (lane == 0u) {
+        losses[i] *= weight;
+        if (!is_finite(losses[i])) { mark_bad(params.record_id); }
+    }
+    return weight;
+}
+
+@compute @workgroup_size(WG)
+fn weighted_loss(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+                 @builtin(local_invocation_index) lane: u32) {
+    let row = group_index(wid, groups);
+    if (row >= params.rows) { return; }
+    let id = target_of(row);
+    row_loss(row, id, select(0u, params.ld4, id < params.V), lane);
+    weigh_loss(row, id, lane);
+}
+
+@compute @workgroup_size(WG)
+fn weighted_loss_and_grad(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+                          @builtin(local_invocation_index) lane: u32) {
+    let row = group_index(wid, groups);
+    if (row >= params.rows) { return; }
+    let id = target_of(row);
+    let used = id < params.V;
+    let stats = row_loss(row, id, select(0u, params.ld4, used), lane);
+    let weight = weigh_loss(row, id, lane);
+    let base = row * params.ld4;
+    for (var c = lane; c < params.ld4; c += WG) {
+        let p = exact_exp4(logits[base + c] - stats.x) / stats.y;
+        let d = weight * (p - select(vec4(0.0), vec4(1.0), columns(c) == vec4(id)));
         logits[base + c] = select(vec4(0.0), d, (columns(c) < vec4(params.V)) & vec4(used));
     }
 }

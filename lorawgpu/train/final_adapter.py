@@ -33,9 +33,7 @@ def check_final(run: Run, engine: Engine, folder: Path) -> None:
         raise CheckFailed(f"the final adapter does not load: {error}") from None
     if all(np.array_equal(tensor, run.start[name]) for name, tensor in tensors.items()):
         raise CheckFailed(f"{folder}: the final adapter is the one that the run started with: nothing was trained")
-    base = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
-    engine.load("params", base)
-    without, _ = try_out(run, engine)
+    without, _ = try_out(run, engine, adapter=False)
     engine.load("params", tensors)
     with_adapter, finite = try_out(run, engine)
     if np.array_equal(with_adapter, without):
@@ -44,7 +42,7 @@ def check_final(run: Run, engine: Engine, folder: Path) -> None:
         raise CheckFailed(f"{folder}: with the final adapter the model computes values that are not finite")
 
 
-def try_out(run: Run, engine: Engine) -> tuple[np.ndarray, bool]:
+def try_out(run: Run, engine: Engine, adapter: bool = True) -> tuple[np.ndarray, bool]:
     """The model's logits at the end of a training sample, and whether every value on the way there was finite.
 
     Of the logits alone one could not say it: a quantiser makes numbers of what is none.
@@ -52,5 +50,5 @@ def try_out(run: Run, engine: Engine) -> tuple[np.ndarray, bool]:
     sample = next(source for source in run.data.train if len(source))[0]
     cut = type(sample)(sample.input_ids[:TRIED], sample.labels[:TRIED])
     engine.begin()
-    logits = engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]))
+    logits = engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]), adapter)
     return logits, bool(np.isfinite(logits).all()) and not engine.steps_state().bad

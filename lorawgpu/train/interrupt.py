@@ -6,6 +6,11 @@ from collections.abc import Callable
 HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
+def exit_code(signum: int) -> int:
+    """The shell's convention: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM."""
+    return 128 + signum
+
+
 class Interrupts:
     """While entered, `signum` becomes the first SIGINT, SIGTERM or SIGHUP that arrives, and `notice` is called with its
     name.
@@ -16,11 +21,6 @@ class Interrupts:
 
     def __init__(self, notice: Callable[[str], None]):
         self.notice, self.signum, self._before = notice, None, {}
-
-    @property
-    def exit_code(self) -> int:
-        """The shell's convention: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM."""
-        return 128 + self.signum
 
     def __enter__(self) -> "Interrupts":
         hang_up = HANG_UP is not None and signal.getsignal(HANG_UP) != signal.SIG_IGN

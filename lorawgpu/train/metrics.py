@@ -41,6 +41,19 @@ class MetricsLog:
             logger.close()
 
 
+class NoLog(MetricsLog):
+    """The log of a process that does not lead: it keeps nothing."""
+
+    def __init__(self):
+        pass
+
+    def write(self, step: int, **values: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics file, also of a running or killed run; none when there is no file."""
     records = []

@@ -38,7 +38,7 @@ def summary(run: Run, standing: TrainerState, steps: str, base: float | None) ->
     if standing.bad.bad_total:
         text += f"; {standing.bad.bad_total} steps were not finite and changed nothing"
     if standing.skipped:
-        text += f"; {standing.skipped} windows without a target were skipped"
+        text += f"; {standing.skipped} steps without a target were skipped"
     if early:
         text += f"\n{why}"
     which = f"of step {standing.step}"

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu import __version__
-from lorawgpu.data.batch_order import State as DataState
+from lorawgpu.data.batch_order import DataPosition
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import UserError
 from lorawgpu.gpu.kernel import SHADERS
-from lorawgpu.ops.window import State, pack_state
+from lorawgpu.ops.step_state import StepState, pack_state
 from lorawgpu.train.checkpoint import Snapshot, differences, load_checkpoint, require_same
 from lorawgpu.train.setup import Run
 
@@ -22,7 +22,7 @@ MUTABLE_ON_RESUME = (
     "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
     "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
 )  # fmt: skip
-GOOD = State(bad=False, bad_run=0, bad_total=0, record=None, windows=0)
+GOOD = StepState(bad=False, bad_run=0, bad_total=0, record=None, steps=0)
 
 
 @dataclass
@@ -30,20 +30,21 @@ class TrainerState:
     """Host state after `step` optimizer steps; all of it goes into a checkpoint."""
 
     step: int = 0
-    data: DataState | None = None  # what finished steps consumed; None before the first
-    skipped: int = 0  # windows without a target
-    bad: State = GOOD  # as of the last report
+    data: DataPosition | None = None  # what finished steps consumed; None before the first
+    skipped: int = 0  # steps without a target
+    bad: StepState = GOOD  # as of the last report
     best: dict | None = None  # {"step", "loss"} of the best evaluation
     stale: int = 0  # evaluations since then
     metrics: dict = field(default_factory=dict)  # what was logged last
 
     def to_json(self) -> dict:
+        """Under the keys of every checkpoint so far."""
         return {
             "step": self.step,
             "epoch": self.data.epoch,
             "data": self.data.to_dict(),
             "skipped_windows": self.skipped,
-            "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.windows},
+            "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.steps},
             "best": self.best,
             "evaluations_since_best": self.stale,
             "metrics": self.metrics,
@@ -54,9 +55,9 @@ class TrainerState:
         bad = state["bad_steps"]
         return TrainerState(
             state["step"],
-            DataState.from_dict(state["data"]),
+            DataPosition.from_dict(state["data"]),
             state["skipped_windows"],
-            State(False, bad["run"], bad["total"], None, bad["windows"]),
+            StepState(False, bad["run"], bad["total"], None, bad["windows"]),
             state["best"],
             state["evaluations_since_best"],
             state["metrics"],

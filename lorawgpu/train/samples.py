@@ -1,5 +1,7 @@
 """The answers to `sample_prompts` while a model trains, always the likeliest token, for the log and the report."""
 
+import numpy as np
+
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.generate.answer import Answerer
@@ -17,7 +19,8 @@ class Samples:
     """
 
     def __init__(self, run: Run, engine: Engine):
-        self.prompts, self.text = run.config.sample_prompts, run.text
+        self.engine, self.text = engine, run.text
+        self.prompts = run.config.sample_prompts if engine.exchange.leads else []
         if not self.prompts:
             return
         if self.text.tokenizer is None:
@@ -33,6 +36,15 @@ class Samples:
     def answers(self) -> list[dict[str, str]]:
         """One {"prompt", "text"} a prompt; the text says so where a value was not finite."""
         return [{"prompt": p, "text": self._answer(ids)} for p, ids in zip(self.prompts, self.ids, strict=True)]
+
+    def base_answers(self) -> list[dict[str, str]]:
+        """Those of the bare base model: the decoder reads the parameters, and they are zero meanwhile."""
+        kept = self.engine.tensors()
+        self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in kept.items()})
+        try:
+            return self.answers()
+        finally:
+            self.engine.load("params", kept)
 
     def _answer(self, prompt: list[int]) -> str:
         try:

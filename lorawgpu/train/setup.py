@@ -22,6 +22,7 @@ from lorawgpu.data.encode import EncodeSettings, NeedsTokenizer
 from lorawgpu.data.token_store import default_cache_dir
 from lorawgpu.data.workers import default_workers
 from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.engine.exchange import Exchange
 from lorawgpu.errors import DeviceError, UserError
 from lorawgpu.gpu import KernelCache, device_errors
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
@@ -188,7 +189,7 @@ def model_digest(checkpoint: Checkpoint) -> str:
     return hashed.hexdigest()
 
 
-def build_engine(run: Run, device, kernels: KernelCache | None = None) -> Engine:
+def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange: Exchange | None = None) -> Engine:
     """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that, up to
     26 MiB that the sums in parts of a smaller plan may need.
 
@@ -198,14 +199,14 @@ def build_engine(run: Run, device, kernels: KernelCache | None = None) -> Engine
         model = (outline if device.dry else load_model)(device, run.checkpoint)
         weights = dict(device.memory.held)
         try:
-            return _engine(run, device, model, kernels)
+            return _engine(run, device, model, kernels, exchange)
         except DeviceError as error:
             reason = str(error)
     # Here the half-built engine is gone with the exception that held it, and its buffers with it.
     raise DeviceError(f"{reason}\n{_advice(run, device, model, weights)}")
 
 
-def _engine(run: Run, device, model, kernels=None, **changed) -> Engine:
+def _engine(run: Run, device, model, kernels=None, exchange=None, **changed) -> Engine:
     config = run.config
     options = Options(
         capacity=run.capacity,
@@ -220,7 +221,8 @@ def _engine(run: Run, device, model, kernels=None, **changed) -> Engine:
         config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
     )
     layout = AdapterLayout(run.lora, run.checkpoint.config)
-    return Engine(device, model, replace(options, **changed), layout, run.start, optimizer, kernels)
+    options = replace(options, **changed)
+    return Engine(device, model, options, layout, run.start, optimizer, kernels, exchange=exchange)
 
 
 def _advice(run: Run, device, model, weights: dict) -> str:

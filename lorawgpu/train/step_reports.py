@@ -8,18 +8,19 @@ import numpy as np
 from lorawgpu.engine.engine import Engine
 from lorawgpu.gpu import Readback
 from lorawgpu.ops.cross_entropy import loss_value
-from lorawgpu.ops.window import State, unpack_state
+from lorawgpu.ops.step_state import StepState, unpack_state
 
 DEPTH = 4  # steps under way before the oldest is waited for: it also bounds what the driver has to queue
 
 
 @dataclass(frozen=True)
 class Report:
-    """Step `step` as the GPU saw it: whether it was bad, the sum of its losses, its gradient's norm before clipping."""
+    """Step `step` as the GPU saw it: whether it was bad, what its objective summed, its gradient's norm before
+    clipping."""
 
     step: int
-    state: State
-    loss_sum: float
+    state: StepState
+    sums: dict[str, float]
     grad_norm: float
 
 
@@ -27,8 +28,8 @@ class LateReader:
     """Reads the report of each step `depth` steps later."""
 
     def __init__(self, engine: Engine, depth: int = DEPTH):
-        self._ring = Readback(engine.device, (engine.state, engine.loss, engine.norm), depth, "late report")
-        self._steps = deque()
+        self._ring = Readback(engine.device, (engine.state, engine.norm, *engine.totals.values()), depth, "late report")
+        self._steps, self._names = deque(), tuple(engine.totals)
 
     def push(self, step: int) -> list[Report]:
         """Order the report of the step just submitted. Returns the oldest one when the ring is full, else nothing."""
@@ -42,17 +43,18 @@ class LateReader:
         return [self._read() for _ in range(len(self._steps))]
 
     def _read(self) -> Report:
-        state, loss, norm = self._ring.pop()
-        return Report(self._steps.popleft(), unpack_state(state), loss_value(loss), float(norm.view(np.float32)[0]))
+        state, norm, *totals = self._ring.pop()
+        sums = {name: loss_value(total) for name, total in zip(self._names, totals, strict=True)}
+        return Report(self._steps.popleft(), unpack_state(state), sums, float(norm.view(np.float32)[0]))
 
 
-def fault(engine: Engine, state: State) -> str:
+def fault(engine: Engine, state: StepState) -> str:
     """The name of the first checked tensor of the latest bad step that was not finite."""
-    return "a tensor that is not watched" if state.record is None else engine.non_finite.names[state.record]
+    return "a tensor that is not checked" if state.record is None else engine.non_finite.names[state.record]
 
 
 def bad_tensors(engine: Engine) -> list[str]:
-    """Adapter tensors and gradients of the latest window that are not finite now: for the last message of a run."""
+    """Adapter tensors and gradients of the latest step that are not finite now: for the last message of a run."""
     return [
         f"{which} of {name}" if which == "grads" else name
         for which in ("params", "grads")

@@ -1,26 +1,28 @@
-"""The loop: windows of micro-batches -> engine -> log -> evaluate -> checkpoint."""
+"""The loop: batches of a step -> engine -> log -> evaluate -> checkpoint."""
 
 import math
+import os
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.data.batch_order import Window
+from lorawgpu.data.batch_order import StepBatch
 from lorawgpu.data.prefetch import Prefetch
 from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.engine.engine import Engine
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source
+from lorawgpu.engine.exchange import share
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
 from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
 from lorawgpu.train.checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
 from lorawgpu.train.final_adapter import save_final, try_out
-from lorawgpu.train.interrupt import Interrupts
+from lorawgpu.train.interrupt import Interrupts, exit_code
 from lorawgpu.train.loggers import open_loggers
-from lorawgpu.train.metrics import MetricsLog, Progress
+from lorawgpu.train.metrics import MetricsLog, NoLog, Progress
 from lorawgpu.train.outcome import base_loss, beside_base, summary, why_over
 from lorawgpu.train.resume import TrainerState, restore, resume_notes, take_snapshot
 from lorawgpu.train.run_dir import set_metrics_aside, write_config
@@ -31,10 +33,14 @@ from lorawgpu.train.summary import plan_of
 
 
 class Trainer:
-    """One run on one engine, from its start or from a snapshot. `config_path`: its config, never written to."""
+    """One run on one engine, from its start or from a snapshot. `config_path`: its config, never written to.
+
+    Where several processes train together, only the one that leads writes to disk and terminal.
+    """
 
     def __init__(self, run: Run, engine: Engine, snapshot=None, config_path: Path | None = None):
         self.run, self.engine, self.config, self.config_path = run, engine, run.config, config_path
+        self.exchange = engine.exchange
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
             self.standing = restore(engine, snapshot) if snapshot else TrainerState()
@@ -53,41 +59,51 @@ class Trainer:
         the device fails. Both name the last good checkpoint.
         """
         folder = self.run.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
-        loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
-        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, loggers)
-        if not self.standing.step:
-            log.write(0, plan=self.plan, total_steps=self.run.schedule.total_steps)
-        self.base = base_loss(folder / METRICS_FILE)
+        self.progress = self._open_progress(folder)
         over = why_over(self.run, self.standing)
         done = over and f"finished already: {over}"
-        self.progress = Progress(log, self.run.schedule.total_steps, self.standing.step)
-        notes = [f"this run will not end as the one before would have: {note}" for note in self.notes]
-        for note in filter(None, kept + notes):
-            self.progress.message(f"note: {note}")
         try:
             with device_errors(), Interrupts(self._notice) as interrupts:
                 self._loop(interrupts)
-                if interrupts.signum is not None:
-                    return self._interrupted(interrupts)
-                save_final(self.run, self.engine, self._fallback())
+                if signum := self._signal(interrupts):
+                    return self._interrupted(signum)
+                if self.exchange.leads:
+                    save_final(self.run, self.engine, self._fallback())
         except DeviceError as error:
             raise DeviceError(f"{error}\n{self._fallback()}") from error
         except OSError as error:  # most likely a full disk; what was saved before is whole
             raise UserError(f"{error.filename or folder}: {error.strerror}. {self._fallback()}") from error
         finally:
             self.progress.close()
-        print(summary(self.run, self.standing, done or self.progress.summary(), self.base))
+        if self.exchange.leads:
+            print(summary(self.run, self.standing, done or self.progress.summary(), self.base))
         return 0
+
+    def _open_progress(self, folder: Path) -> Progress:
+        """The progress line over the run folder's log; `base` is the base model's held-out loss, if it is there."""
+        self.base, total = None, self.run.schedule.total_steps
+        if not self.exchange.leads:
+            return Progress(NoLog(), total, self.standing.step, open(os.devnull, "w"))
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
+        loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
+        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, loggers)
+        if not self.standing.step:
+            log.write(0, plan=self.plan, total_steps=total)
+        self.base = base_loss(folder / METRICS_FILE)
+        progress = Progress(log, total, self.standing.step)
+        notes = [f"this run will not end as the one before would have: {note}" for note in self.notes]
+        for note in filter(None, kept + notes):
+            progress.message(f"note: {note}")
+        return progress
 
     def _loop(self, interrupts: Interrupts) -> None:
         if not self.standing.step and self.config.eval_steps:
             self._look_at_base()
-        with Prefetch(self.run.batches.windows(self.standing.data)) as windows:
+        with Prefetch(self.run.batches.step_batches(self.standing.data)) as batches:
             while not self._finished():
-                self._step(next(windows))
-                if interrupts.signum is not None:
+                self._step(next(batches))
+                if self._signal(interrupts):
                     break
         if self.saved is None or self.saved.name != checkpoint_name(self.standing.step):
             self._save()
@@ -95,21 +111,25 @@ class Trainer:
     def _finished(self) -> bool:
         return why_over(self.run, self.standing) is not None
 
-    def _step(self, window: Window) -> None:
+    def _signal(self, interrupts: Interrupts) -> int:
+        """The signal that stops the run, whichever process received it; 0: none."""
+        return max(signum for (signum,) in self.exchange.gather((interrupts.signum or 0,)))
+
+    def _step(self, batch: StepBatch) -> None:
         here = self.standing
         lr = self.run.schedule.lr(here.step)
         here.step += 1
-        targets = self.engine.window(window.micro_batches, here.step, lr)
-        if targets:
-            self.work += sum(self.engine.flops(batch) for batch in window.micro_batches)
-            self.fed[here.step] = window.samples
+        divisor = self.engine.step(batch.micro_batches, here.step, lr)
+        if divisor:
+            self.work += sum(self.engine.flops(own) for _, own in share(self.exchange, batch.micro_batches))
+            self.fed[here.step] = batch.samples
             self._note(self.reader.push(here.step))
         else:
             here.skipped += 1
-        here.data = window.state
-        self.progress.advance(window.tokens)
-        if targets and (here.step == 1 or self._due(self.config.logging_steps)):
-            self._log(lr, targets)
+        here.data = batch.position
+        self.progress.advance(batch.tokens)
+        if divisor and (here.step == 1 or self._due(self.config.logging_steps)):
+            self._log(lr, divisor)
         improved = self._due(self.config.eval_steps) and self._evaluate()
         overdue = here.step // self.config.save_steps > self.saved_at // self.config.save_steps
         if improved or (overdue and self._going_well()):
@@ -155,11 +175,14 @@ class Trainer:
         self._note(reports)
         return reports[-1] if reports else None
 
-    def _log(self, lr: float, targets: int) -> None:
+    def _log(self, lr: float, divisor: int) -> None:
         here, report = self.standing, self._drain()
-        loss = math.nan if report.state.bad else report.loss_sum / targets
+        metrics = self.engine.objective.metrics(report.sums, divisor)
+        if report.state.bad:
+            metrics = dict.fromkeys(metrics, math.nan)
         more = {"epoch": here.data.epoch, "bad_steps": here.bad.bad_total, "gpu_bytes": self.engine.device.memory.total}
-        self.progress.logged(here.step, loss, lr, report.grad_norm, **more)
+        loss = metrics.pop("loss")
+        self.progress.logged(here.step, loss, lr, report.grad_norm, **metrics, **more)
         here.metrics = {"loss": None if math.isnan(loss) else loss}
         self._set_pace()
 
@@ -184,17 +207,14 @@ class Trainer:
 
     def _look_at_base(self) -> None:
         """Held-out loss and sample answers of the bare base model: what those of all evaluations are to beat."""
-        start = self.run.start
-        self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in start.items()})
         with self.progress.paused():
             if self.samples.prompts:
-                self.progress.log.write(0, base_samples=self.samples.answers())
+                self.progress.log.write(0, base_samples=self.samples.base_answers())
             if self.run.data.validation is not None:
-                loss = evaluate_source(self.engine, self.run.data.validation).loss
+                loss = evaluate_source(self.engine, self.run.data.validation, adapter=False).loss
                 self.base = loss
                 self.progress.log.write(0, base_eval_loss=loss)
                 self.progress.message(f"before: held-out loss {loss:.4f}")
-        self.engine.load("params", start)
         self.since = time.perf_counter()
 
     def _judge(self, result: Evaluation) -> bool:
@@ -223,20 +243,25 @@ class Trainer:
         with self.progress.paused():
             well = self._going_well()
             _, finite = try_out(self.run, self.engine)
-            if not finite:
+            if not all(fine for (fine,) in self.exchange.gather((int(finite),))):
                 raise CheckFailed(
                     f"step {self.standing.step} not saved: with its adapter the model computes values that are not "
                     f"finite{self._also()}. {self._cure()}. {self._fallback()}"
                 )
-            snapshot = take_snapshot(self.run, self.engine, self.standing)
-            try:
-                self.saved = save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
-            except CheckFailed as error:
-                raise CheckFailed(f"{error}. {self._fallback()}") from None
+            if self.exchange.leads:
+                self._write_checkpoint(prune=well)
+            self.saved = self.run.folder / checkpoint_name(self.standing.step)
             self.saved_at = self.standing.step
-            if well:
-                prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
         self.work, self.since = 0.0, time.perf_counter()
+
+    def _write_checkpoint(self, prune: bool) -> None:
+        snapshot = take_snapshot(self.run, self.engine, self.standing)
+        try:
+            save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
+        except CheckFailed as error:
+            raise CheckFailed(f"{error}. {self._fallback()}") from None
+        if prune:
+            prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
 
     def _best(self) -> Path | None:
         best = self.standing.best
@@ -250,9 +275,10 @@ class Trainer:
         return f"The last good checkpoint is {saved}; --resume continues from it."
 
     def _notice(self, signal_name: str) -> None:
-        text = f"{signal_name}: finishing this step and saving; once more to leave at once"
-        print(text, file=sys.stderr, flush=True)
+        if self.exchange.leads:
+            text = f"{signal_name}: finishing this step and saving; once more to leave at once"
+            print(text, file=sys.stderr, flush=True)
 
-    def _interrupted(self, interrupts: Interrupts) -> int:
+    def _interrupted(self, signum: int) -> int:
         self.progress.message(f"stopped after step {self.standing.step}, saved {self.saved}; --resume continues")
-        return interrupts.exit_code
+        return exit_code(signum)

@@ -52,7 +52,7 @@ def run_case(device, case: GoldenCase, kernels: KernelCache | None = None, **opt
     batch, result = flatten(case.samples, bucket(tokens)), Result()
     if case.has("loss", "grad.", "grad_norm."):
         engine.begin()
-        engine.train(batch)
+        engine.accumulate(batch)
         result.loss = engine.loss_sum() / batch.targets
         result.grads = {name: g / batch.targets for name, g in engine.tensors("grads").items()}
     if case.has("logits"):
@@ -70,7 +70,7 @@ def take_steps(engine: Engine, batch, lr: float) -> tuple[list, list]:
     """The losses and gradient norms of optimizer steps on one batch."""
     losses, norms = [], []
     for step in range(1, STEPS + 1):
-        engine.window([batch], step, lr)
+        engine.step([batch], step, lr)
         losses.append(engine.loss_sum() / batch.targets)
         norms.append(engine.grad_norm())
     return losses, norms

@@ -1,13 +1,13 @@
-// The bookkeeping of one optimizer step (a window of micro-batches). Grid: one thread.
+// The bookkeeping of one optimizer step over its micro-batches. Grid: one thread.
 //   begin:  nothing bad seen yet, no loss yet        end:  count bad steps
 // state: 16 words
-//   0  1: something non-finite was seen in this window
-//   1  lowest id of a record that saw it in this window, 0xffffffff: none
-//   2  how many windows up to this one were bad in a row
+//   0  1: something non-finite was seen in this step
+//   1  lowest id of a record that saw it in this step, 0xffffffff: none
+//   2  how many steps up to this one were bad in a row
 //   3  how many were bad in all
-//   4  word 1 of the latest bad window: what to show when the host reads a few steps late
-//   5  how many windows have ended
-// total: the window's loss, as cross_entropy.wgsl adds it.
+//   4  word 1 of the latest bad step: what to show when the host reads a few steps late
+//   5  how many steps have ended
+// total: the step's loss, as cross_entropy.wgsl adds it.
 
 @group(0) @binding(0) var<storage, read_write> state: array<atomic<u32>>;
 @group(0) @binding(1) var<storage, read_write> total: array<vec2<u32>>;

@@ -1,0 +1,57 @@
+"""Begin and end of an optimizer step: clear what accumulates, count bad steps. Words: shaders/step_state.wgsl."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lorawgpu.gpu import Device, Tensor
+from lorawgpu.ops.checks import STATE_WORDS, expect, expect_state
+
+NO_RECORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class StepState:
+    """What the GPU knows of non-finite steps. `record`: id of the first bad record of the latest bad step."""
+
+    bad: bool
+    bad_run: int
+    bad_total: int
+    record: int | None
+    steps: int
+
+
+def state_buffer(device: Device) -> Tensor:
+    return device.tensor((STATE_WORDS,), "u32", "state", "step")
+
+
+def unpack_state(words: np.ndarray) -> StepState:
+    """The words of a state buffer, read between steps."""
+    bad, _, run, total, record, steps = map(int, words[:6])
+    return StepState(bool(bad), run, total, record if total and record != NO_RECORD else None, steps)
+
+
+def pack_state(state: StepState) -> np.ndarray:
+    """Words that continue from `state`: a resumed run."""
+    words = [
+        state.bad,
+        NO_RECORD,
+        state.bad_run,
+        state.bad_total,
+        NO_RECORD if state.record is None else state.record,
+        state.steps,
+    ]
+    return np.array(words + [0] * (STATE_WORDS - len(words)), np.uint32)
+
+
+def begin_step(plan, state, total):
+    """Clear the step's bad flag and the loss total u32 [2] (`ops.cross_entropy.loss_sum`); gradients: plan.clear."""
+    expect("total", total, (2,), "u32")
+    expect_state(state)
+    plan.record("step_state", "begin", (1,), total=total, state=state)
+
+
+def end_step(plan, state):
+    """Count this step, and whether it was bad; after the optimizer."""
+    expect_state(state)
+    plan.record("step_state", "end", (1,), state=state)

@@ -1,0 +1,215 @@
+"""Several ranks do one step: the same gradient, divisor, loss and verdict everywhere, and one of them writes."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from gradcheck import relative_error
+from ranks import Ranks
+from tiny_model import Tiny, random_samples, tiny_config
+from tiny_run import adapter_bytes, losses, write_config, write_data
+
+from lorawgpu.data.batching import Sample, flatten
+from lorawgpu.engine.evaluation import evaluate_source
+from lorawgpu.engine.exchange import Solo, share
+from lorawgpu.engine.objective import CausalLM
+from lorawgpu.train import trainer as trainer_module
+from lorawgpu.train.metrics import read_metrics
+
+STATE = ("params", "m", "v")
+
+
+@pytest.fixture(scope="module")
+def tiny(device, kernels):
+    return Tiny(device, kernels, tiny_config())
+
+
+def micro_batches():
+    """Of unequal lengths, capacities and target counts, one of them without a target."""
+    a, b, c, d, e = random_samples((9, 14, 20, 40, 12))
+    mute = replace(e, labels=np.full_like(e.labels, -100))
+    return [flatten([a, b], 64), flatten([c], 32), flatten([mute], 16), flatten([d], 64)]
+
+
+def state_of(engine):
+    return {which: engine.tensors(which) for which in (*STATE, "grads")}
+
+
+def same(a, b, parts=STATE):
+    return all(np.array_equal(a[part][name], b[part][name]) for part in parts for name in a[part])
+
+
+def step_on_ranks(tiny, size, batches, steps=1, **options):
+    """What each rank holds after some optimizer steps over the same batches."""
+
+    def work(exchange):
+        engine = tiny.engine(exchange=exchange, **options)
+        divisors = [engine.step(batches, number, 1e-3) for number in range(1, steps + 1)]
+        return divisors[-1], engine.loss_sum(), engine.grad_norm(), state_of(engine), engine.steps_state()
+
+    return Ranks(size).run(work)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_step_of_all_ranks_is_that_of_one(tiny, size):
+    """With dropout, whose mask follows a micro-batch's place in the whole step."""
+    batches, options = micro_batches(), {"dropout": 0.2, "seed": 5}
+    (alone,) = step_on_ranks(tiny, 1, batches, **options)
+    ranks = step_on_ranks(tiny, size, batches, **options)
+    for divisor, loss, norm, state, _ in ranks:
+        assert divisor == alone[0] == sum(b.targets for b in batches)
+        assert loss == alone[1]  # sums in fixed point are exact in any order
+        assert norm == pytest.approx(alone[2], rel=1e-6)
+        for name, grad in state["grads"].items():  # float32 sums in another order
+            assert relative_error(grad, alone[3]["grads"][name]) < 1e-6, name
+        assert same(state, ranks[0][3], (*STATE, "grads"))
+
+
+def test_a_single_rank_has_the_bits_of_none(tiny):
+    batches = micro_batches()
+    engine = tiny.engine()
+    assert isinstance(engine.exchange, Solo)
+    engine.step(batches, 1, 1e-3)
+    ((_, loss, norm, state, _),) = step_on_ranks(tiny, 1, batches)
+    assert (loss, norm) == (engine.loss_sum(), engine.grad_norm()) and same(state, state_of(engine), (*STATE, "grads"))
+
+
+def test_a_rank_without_a_micro_batch_takes_part(tiny):
+    batches = micro_batches()[:1]
+    (alone,) = step_on_ranks(tiny, 1, batches)
+    for rank in step_on_ranks(tiny, 2, batches):
+        assert rank[:3] == alone[:3] and same(rank[3], alone[3])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_step_of_one_rank_is_skipped_by_all(tiny, bad):
+    batches = micro_batches()
+    good = step_on_ranks(tiny, 2, batches, objective=partial(CausalLM, weighted=True))[0]
+    poison = np.full(batches[bad].targets, np.inf, np.float32)
+    poisoned = [replace(b, row_weights=poison) if i == bad else b for i, b in enumerate(batches)]
+
+    def work(exchange):
+        engine = tiny.engine(objective=partial(CausalLM, weighted=True), exchange=exchange)
+        engine.step(batches, 1, 1e-3)
+        engine.step(poisoned, 2, 1e-3)
+        return state_of(engine), engine.steps_state(), engine.watch.names
+
+    for state, steps, names in Ranks(2).run(work):
+        assert same(state, good[3])
+        assert (steps.bad, steps.bad_run, steps.bad_total, steps.steps) == (True, 1, 1, 2)
+        assert names[steps.record] == "loss"
+
+
+class Samples(list):
+    @property
+    def lengths(self):
+        return np.array([len(s) for s in self])
+
+
+def test_an_evaluation_is_shared_out_and_summed(tiny):
+    source = Samples(random_samples((60, 30, 50, 7)))
+
+    def work(exchange):
+        engine = tiny.engine(exchange=exchange)
+        return [evaluate_source(engine, source, adapter) for adapter in (True, False)]
+
+    alone = work(Solo())
+    assert alone[0] != alone[1]
+    assert Ranks(2).run(work) == [alone, alone]
+    nothing = Samples([Sample(s.input_ids, np.full_like(s.labels, -100)) for s in source])
+    with pytest.raises(ValueError, match="no sample has a target"):
+        Ranks(2).run(lambda exchange: evaluate_source(tiny.engine(exchange=exchange), nothing))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_item_is_computed_once(size):
+    items = list("abcdefg")
+    found = Ranks(size).run(lambda exchange: list(share(exchange, items)))
+    assert sorted(pair for part in found for pair in part) == list(enumerate(items))
+
+
+# Whole runs
+
+
+class Signals:
+    """Stands for Interrupts, which belong to a process and its main thread."""
+
+    signum = None
+
+    def __init__(self, notice):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def config_of(folder, data, **keys):
+    """Held-out data, accumulation and dropout; each rank has a run folder of its own to leave alone."""
+    defaults = {
+        "datasets": [{"path": str(data)}],
+        "val_set_size": 3,
+        "eval_steps": 2,
+        "gradient_accumulation_steps": 3,
+        "lora_dropout": 0.1,
+        "max_steps": 5,
+        "save_steps": 2,
+        "adam_epsilon": 1e-3,
+    }
+    return write_config(folder, **(defaults | keys))
+
+
+def run_on_ranks(tmp_path, lab, data, kinds, **keys):
+    configs = [config_of(tmp_path / f"rank{n}", data, **keys) for n in range(len(kinds))]
+
+    def work(exchange):
+        trainer = lab.trainer(configs[exchange.rank], kind=kinds[exchange.rank], exchange=exchange)
+        return trainer.train(), trainer.engine.tensors(), trainer.standing
+
+    return Ranks(len(kinds)).run(work)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "Interrupts", Signals)
+    return write_data(tmp_path / "d.jsonl", samples=17)
+
+
+def test_a_run_of_two_ranks_is_that_of_one_and_one_of_them_writes(tmp_path, lab, data, capsys):
+    alone = lab.train(config_of(tmp_path / "alone", data))
+    capsys.readouterr()
+    (code, tensors, standing), (other_code, other, follows) = run_on_ranks(
+        tmp_path, lab, data, [trainer_module.Trainer] * 2
+    )
+    folder = tmp_path / "rank0" / "out"
+    assert code == other_code == 0 and standing == follows
+    assert all(np.array_equal(t, other[name]) for name, t in tensors.items())
+    assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
+    for key in ("base_eval_loss", "eval_loss", "eval_tokens", "epoch"):
+        of_ranks, of_one = ([r[key] for r in read_metrics(f / "metrics.jsonl") if key in r] for f in (folder, alone))
+        assert of_ranks and of_ranks == pytest.approx(of_one, rel=1e-5), key
+    assert {p.name for p in folder.iterdir()} == {p.name for p in alone.iterdir()} and adapter_bytes(folder)
+    assert not (tmp_path / "rank1" / "out").exists()
+    out, err = capsys.readouterr()
+    assert err.count("step 5/5 loss") == 1 and out.count("5 steps") == 1
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path, lab, data, monkeypatch):
+    class Stopped(trainer_module.Trainer):
+        """A rank that gets SIGTERM during step 3."""
+
+        def _loop(self, interrupts):
+            self.interrupts = interrupts
+            super()._loop(interrupts)
+
+        def _step(self, batch):
+            super()._step(batch)
+            if self.standing.step == 3:
+                self.interrupts.signum = 15
+
+    found = run_on_ranks(tmp_path, lab, data, [trainer_module.Trainer, Stopped])
+    assert [(code, standing.step) for code, _, standing in found] == [(143, 3)] * 2
+    assert (tmp_path / "rank0" / "out" / "checkpoint-3").is_dir() and not (tmp_path / "rank1" / "out").exists()
