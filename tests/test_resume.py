@@ -20,7 +20,7 @@ from lorawgpu.files.run_folder import LOCK_FILE
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.resume import Standing
+from lorawgpu.train.resume import TrainerState
 from lorawgpu.train.trainer import Trainer
 
 STEPS = 9
@@ -156,7 +156,7 @@ def test_a_checkpoint_keeps_its_keys():
         "evaluations_since_best": 0,
         "metrics": {"loss": 2.5},
     }
-    assert Standing.from_json(stored).to_json() == stored
+    assert TrainerState.from_json(stored).to_json() == stored
 
 
 def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys, train_main):
