@@ -12,6 +12,8 @@ from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from lorawgpu.ops.rope import rope_backward, rope_forward, rope_table
 from lorawgpu.ops.step import pack_step, step_buffer
+from lorawgpu.ops.stores import STORES
+from lorawgpu.ops.weight import Part
 from lorawgpu.reference import activation, dropout, rope
 from lorawgpu.reference import cross_entropy as loss_reference
 from lorawgpu.reference import quantize as quantize_reference
@@ -174,11 +176,13 @@ def gather(lab, rows, width):
 
 
 def embedding(lab, dtype, vocab, width):
-    """The table cut into two parts."""
-    table, cut = stored(normal(vocab, width), dtype), vocab // 2
+    """The table cut into two parts, the later one first: no part may write what belongs to another."""
+    values, cut = normal(vocab, width), vocab // 2
+    values[0, :2] = [3e-7, -6e-5][:width]  # subnormal as f16
+    table = stored(values, dtype)
     ids = np.array([vocab - 1, 0, cut, cut - 1], np.int32)
     x = lab.rows(len(ids), width)
-    parts = [(a, lab.input(pad(table.data[a:b]), dtype)) for a, b in ((0, cut), (cut, vocab))]
+    parts = [Part(a, b, lab.input(pad(table.data[a:b]), dtype), STORES[dtype]) for a, b in ((cut, vocab), (0, cut))]
     embedding_forward(lab.plan, x.tensor, lab.input(ids), parts, rows=len(ids), width=width, scale=2.0)
     return lambda: {"x": (x.value, 2 * table.float32()[ids])}
 

@@ -9,6 +9,7 @@ import numpy as np
 import wgpu
 
 from lorawgpu.errors import DeviceError, UserError
+from lorawgpu.gpu.capabilities import Capabilities
 from lorawgpu.gpu.tensor import DTYPES, Tensor
 
 # WebGPU's guaranteed limits: every kernel is planned within these. All are named, because wgpu-py would ask for the
@@ -152,6 +153,11 @@ class Device:
         return self.info["adapter_type"] == "CPU"
 
     @property
+    def capabilities(self) -> Capabilities:
+        memory = self.limits["max-compute-workgroup-storage-size"]
+        return Capabilities(self.is_cpu, memory, frozenset(self.features))
+
+    @property
     def max_binding(self) -> int:
         """Bytes one binding may span, a multiple of 256."""
         return min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"]) // 256 * 256
@@ -199,6 +205,11 @@ class Device:
         if data.size % 4:
             data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
         self.queue.write_buffer(tensor.buffer, tensor.offset, data)
+
+    def write_rows(self, tensor: Tensor, first: int, rows: np.ndarray):
+        """Copy `rows`, of the dtype and width of the tensor, to its rows from `first` on; a multiple of 4 bytes."""
+        rows = np.ascontiguousarray(rows)
+        self.queue.write_buffer(tensor.buffer, tensor.offset + first * rows[:1].nbytes, rows)
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """A copy of `tensor` on the host; waits for all work submitted before."""

@@ -53,7 +53,7 @@ class Scratch:
 
 def decode_forward(c, rows: Tensor, caches, s: Scratch) -> None:
     """The last hidden state of the tokens in `rows` (ops.rows), into s.x; their k and v go to the caches."""
-    parts = [(p.start, p.tensor) for p in c.model.embedding.parts]
+    parts = c.model.embedding.parts
     shape = {"rows": c.rows, "width": c.config.hidden_size}
     embedding_forward(c.plan, s.x, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
     for layer, (k, v) in zip(c.model.layers, caches, strict=True):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.lora.layout import GROUPS
-from lorawgpu.weights.device import Weight, dense_weight, pad_vector, ternary_weight
+from lorawgpu.ops.weight import Weight
+from lorawgpu.weights.device import pad_vector, stack_weight
 from lorawgpu.weights.tensors import EMBEDDING
 
 NORMS = {
@@ -74,12 +75,10 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
     def projection(layer, group):
         names = [f"model.layers.{layer}.{path}.weight" for path in GROUPS[group]]
         progress(f"layers.{layer}.{group}")
-        if config.ternary:
-            return ternary_weight(device, [checkpoint.ternary(n) for n in names], f"layers.{layer}.{group}")
-        return dense_weight(device, [checkpoint.dense(n) for n in names], f"layers.{layer}.{group}")
+        return stack_weight(device, [checkpoint.matrix(n) for n in names], f"layers.{layer}.{group}")
 
     progress("embedding")
-    embedding = dense_weight(device, [checkpoint.dense(EMBEDDING)], "embedding")
+    embedding = stack_weight(device, [checkpoint.matrix(EMBEDDING)], "embedding")
     layers = tuple(
         Layer(
             i,
@@ -92,5 +91,5 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
     )
     head = embedding
     if not config.tie_word_embeddings:
-        head = dense_weight(device, [checkpoint.dense(checkpoint.head_name)], "lm_head")
+        head = stack_weight(device, [checkpoint.matrix(checkpoint.head_name)], "lm_head")
     return Model(config, embedding, layers, norm("model.norm"), head)
