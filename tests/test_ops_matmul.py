@@ -85,14 +85,14 @@ def test_bad_shapes_are_named(plan):
         square(lab, splits=3)
 
 
-@pytest.mark.parametrize("what", ["qscale", "a residual", "adapters beside W.T", "accumulate"])
+@pytest.mark.parametrize("what", ["qscale", "a residual", "adapters with W.T", "accumulate"])
 def test_splits_refuse_what_they_would_do_more_than_once(plan, what):
     lab = Lab(plan)
     x = lab.input(normal(16, 16))
     options = {
         "qscale": {"qscale": x},
         "a residual": {"epilogue": Epilogue(residual=x)},
-        "adapters beside W.T": {"epilogue": Epilogue(lora=LowRank(x, x, (4,), (0,), (0,)))},
+        "adapters with W.T": {"epilogue": Epilogue(lora=LowRank(x, x, (4,), (0,), (0,)))},
         "accumulate": {"epilogue": Epilogue(accumulate=True)},
     }[what]
     with pytest.raises(ValueError, match=f"2 splits cannot have {what}"):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from oplab import Lab, assert_case
 
-from lorawgpu.doctor import elementwise
 from lorawgpu.doctor import matmul as cases
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.stores import STORES, TERNARY
@@ -22,10 +21,10 @@ def test_products(plan, product, stores):
 
 @pytest.mark.parametrize("name", STORES)
 def test_embedding(plan, name):
-    """Whole and in parts, with subnormal values (of f16), is exact."""
+    """Whole and in parts, it is exact; values that are subnormal in f16 are among them."""
     if STORES[name].row_snippet:
-        for vocab, width in ((7, 123), (11, 2560), (5, 1)):
-            assert_case(plan, elementwise.embedding, name, vocab, width, tolerance=0.0)
+        for columns, *widths in ((123, 7), (2560, 5, 1, 17), (1, 2, 3)):
+            assert_case(plan, cases.embedding, name, columns, *widths, tolerance=0.0)
 
 
 def test_every_store_is_tried():

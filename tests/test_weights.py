@@ -13,7 +13,7 @@ from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, stack_weight
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.synthetic import outline
+from lorawgpu.weights.synthetic import SHAPES, outline, shape_config, synthetic_model
 from lorawgpu.weights.tensors import Dense, Ternary
 
 
@@ -151,3 +151,16 @@ def cuts(model) -> dict:
         name: [(p.start, p.stop, p.store, p.tensor.shape, p.tensor.dtype, p.tensor.label) for p in weight.parts]
         for name, weight in (weights | {"embedding": model.embedding, "head": model.head}).items()
     }
+
+
+def test_random_models_hold_what_their_stores_mean(device, kernels):
+    tiny = SHAPES["tiny"]
+    dense = stored(device, synthetic_model(device, kernels, tiny, "f32").layers[0].gate_up)
+    assert dense.std() == pytest.approx(tiny.hidden_size**-0.5, rel=0.05)
+    sizes = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 160, "vocab": 320}
+    bitnet = synthetic_model(device, kernels, shape_config(**sizes, bitnet=True))
+    assert bitnet.layers[0].down.int8_input and not bitnet.head.int8_input
+    assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].down)))) == {-1, 0, 1}
+    assert set(device.read(bitnet.norm)) == {1.0}
+    with pytest.raises(ValueError, match="no random weights in f16"):
+        synthetic_model(device, kernels, tiny, "f16")

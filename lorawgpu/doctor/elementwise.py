@@ -5,15 +5,12 @@ import numpy as np
 from lorawgpu.doctor.lab import normal, pad
 from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum, loss_value
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
-from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.gate import gate_backward, gate_forward
 from lorawgpu.ops.gather import gather_backward, gather_forward
 from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from lorawgpu.ops.rope import rope_backward, rope_forward, rope_table
 from lorawgpu.ops.step import pack_step, step_buffer
-from lorawgpu.ops.stores import STORES
-from lorawgpu.ops.weight import Part
 from lorawgpu.reference import activation, dropout, rope
 from lorawgpu.reference import cross_entropy as loss_reference
 from lorawgpu.reference import quantize as quantize_reference
@@ -173,18 +170,6 @@ def gather(lab, rows, width):
     gather_backward(lab.plan, dx.exact, lab.padded(dy), *lists, **shape)
     used = (ids >= 0)[:, None]
     return lambda: {"y": (y.value, x[index] * used), "dx": (dx.value, scattered(dy * used, index, rows))}
-
-
-def embedding(lab, dtype, vocab, width):
-    """The table cut into two parts, the later one first: no part may write what belongs to another."""
-    values, cut = normal(vocab, width), vocab // 2
-    values[0, :2] = [3e-7, -6e-5][:width]  # subnormal as f16
-    table = stored(values, dtype)
-    ids = np.array([vocab - 1, 0, cut, cut - 1], np.int32)
-    x = lab.rows(len(ids), width)
-    parts = [Part(a, b, lab.input(pad(table.data[a:b]), dtype), STORES[dtype]) for a, b in ((cut, vocab), (0, cut))]
-    embedding_forward(lab.plan, x.tensor, lab.input(ids), parts, rows=len(ids), width=width, scale=2.0)
-    return lambda: {"x": (x.value, 2 * table.float32()[ids])}
 
 
 def adapter_dropout(lab, rows, width):

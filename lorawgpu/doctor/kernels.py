@@ -21,7 +21,7 @@ TABLE = (
     ("rope", rows.rotary, ROUNDED, [(5, 3, 1, 6), (3, 20, 5, 128)]),
     ("gate", rows.gate, ROUNDED, [("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912)]),
     ("gather", rows.gather, EXACT, [(9, 123), (5, 2560)]),
-    ("embedding", rows.embedding, EXACT, [("bf16", 7, 123), ("f16", 7, 123), ("f32", 7, 2560)]),
+    ("embedding", products.embedding, EXACT, [("bf16", 123, 3, 4), ("f16", 123, 3, 4), ("f32", 2560, 3, 4)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
     ("cross_entropy", rows.cross_entropy, SUMMED, [(3, 123), (3, 49152)]),
     ("adamw", optimizer.adamw, SUMMED, [(33000, 64, 4)]),

@@ -1,13 +1,16 @@
 """Matrix and matrix-vector products against NumPy in float64. Each: (lab, what, sizes) -> results; see check.Case."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from math import lcm
 
 import numpy as np
 
 from lorawgpu.doctor.elementwise import EPS, stored
 from lorawgpu.doctor.lab import NanScratch, normal, pad
 from lorawgpu.gpu import padded
+from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.matmul import Epilogue, LowRank, Operand, Problem, matmul, sum_splits, tiled
 from lorawgpu.ops.matvec import Down, Source, matvec_forward, matvec_input
@@ -20,7 +23,9 @@ from lorawgpu.weights.tensors import Ternary
 
 
 def dense_matrix(dtype, rows, columns, seed):
-    matrix = stored(normal(rows, columns, seed=seed), dtype)
+    values = normal(rows, columns, seed=seed)
+    values[0, :2] = [3e-7, -6e-5][:columns]  # subnormal as f16
+    matrix = stored(values, dtype)
     return matrix, matrix.float32()
 
 
@@ -33,16 +38,22 @@ def ternary_matrix(rows, columns, seed):
 MATRICES = {name: partial(dense_matrix, name) for name in ("f32", "bf16", "f16")} | {"ternary": ternary_matrix}
 
 
-def weight_of(device, stores, columns, *widths):
-    """Random matrices of `widths` rows stacked, and the values of the whole, float64 [weight.rows, weight.columns].
+def matrices_of(stores, columns, *widths):
+    """(random matrix, its values) for each of `widths` rows; of `columns`, or as many more as whole blocks need.
 
     stores: one name, or several with spaces between them, which take turns.
     """
-    made = [MATRICES[s](n, columns, i) for i, (s, n) in enumerate(zip(cycle(stores.split()), widths, strict=False))]
+    names = stores.split()
+    columns = padded(columns, lcm(*(STORES[name].block for name in names)))
+    return [MATRICES[name](n, columns, i) for i, (name, n) in enumerate(zip(cycle(names), widths, strict=False))]
+
+
+def weight_of(device, stores, columns, *widths):
+    """`matrices_of` stacked, and the values of the whole, float64 [weight.rows, weight.columns]."""
+    made = matrices_of(stores, columns, *widths)
     weight = stack_weight(device, [matrix for matrix, _ in made], "weight")
-    return weight, np.concatenate([np.pad(v, [(0, padded(n) - n) for n in v.shape]) for _, v in made]).astype(
-        np.float64
-    )
+    values = [np.pad(value, [(0, padded(n) - n) for n in value.shape]) for _, value in made]
+    return weight, np.concatenate(values).astype(np.float64)
 
 
 def quantized(x):
@@ -85,6 +96,21 @@ def matvec(lab, stores, rows, columns, *widths):
     for out, accumulate in ((y, False), (added, True)):
         matvec_forward(lab.plan, out.tensor, x, weight, rows=rows, qscale=qscale, accumulate=accumulate)
     return lambda: {"y": (y.value, given @ values.T), "added": (added.value, given @ values.T + start)}
+
+
+def embedding(lab, stores, columns, *widths):
+    """A table in parts, the last one first: no part may write what belongs to another."""
+    parts, tables, ids, start = [], [], [], 0
+    for matrix, values in matrices_of(stores, columns, *widths):
+        weight = stack_weight(lab.device, [matrix], "table")
+        parts[:0] = [replace(part, start=start + part.start, stop=start + part.stop) for part in weight.parts]
+        ids += [start + len(values) - 1, start]
+        tables += [values[-1], values[0]]
+        start += weight.rows
+    rows, width = len(ids), len(tables[0])
+    x, indices = lab.rows(rows, width), lab.input(np.array(ids, np.int32))
+    embedding_forward(lab.plan, x.tensor, indices, parts, rows=rows, width=width, scale=2.0)
+    return lambda: {"x": (x.value, 2 * np.array(tables))}
 
 
 def every_store(*sizes):

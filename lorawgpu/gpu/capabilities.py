@@ -1,15 +1,12 @@
-"""What kernels may count on when they are chosen and compiled."""
+"""The facts about a device that ops may choose and compile kernels by."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Of a device: all that an op may ask of it before it records, so that its choices are the same on the same kind.
+    """Ops read these instead of the adapter's name or type, so that equal devices get equal kernels."""
 
-    `software`: an adapter that runs on the CPU; it compiles for seconds what it then runs no faster unrolled.
-    """
-
-    software: bool
+    software: bool  # the adapter runs on the CPU: it takes seconds to compile unrolled code, which runs no faster
     workgroup_memory: int  # bytes
     features: frozenset  # wgpu's names of those granted

@@ -1,7 +1,7 @@
-"""How the weights of a frozen matrix are stored: the one table of what that means to the kernels that read them.
+"""The storage formats of frozen matrices, and what each means to the kernels that read it. Nothing else tests its name.
 
-A store to add: a record here, its snippets in shaders/common, and a matrix on the host that `weights.device.lines_of`
-can pack.
+To add one: a record here, its snippets in shaders/common, a host matrix with a packer (weights.device.lines_of), and a
+generator of random matrices (doctor.matmul.MATRICES), which every check and test of stores uses.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Matrix products: a `Problem` says what, `kernel_for` chooses how, once per device and store."""
+"""Matrix products: a `Problem` says what to compute, and `kernel_for` picks the kernel, once per device and store."""
 
 from lorawgpu.ops.matmul.choose import kernel_for, matmul
 from lorawgpu.ops.matmul.problem import NEVER, NO_LORA, ROW_ALIGN, Epilogue, Form, LowRank, Operand, Problem, Segments

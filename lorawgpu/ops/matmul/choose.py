@@ -1,4 +1,4 @@
-"""Which kernel computes a product."""
+"""The kernels for matrix products, and the choice among them."""
 
 from functools import cache
 

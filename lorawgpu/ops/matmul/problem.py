@@ -1,4 +1,4 @@
-"""A matrix product as data: what is to be computed, with nothing of how a kernel goes about it."""
+"""A matrix product as data: what to compute, and nothing of how a kernel does it."""
 
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +30,7 @@ ONE_SEGMENT = Segments((NEVER,), (1.0,))
 class LowRank:
     """The adapters' term of a fused projection: `h` [M, ldh] times factors at element offsets of `factors`.
 
-    Beside W^T, per segment s: h[:, h_off : h_off + rank] . factor[N_s, rank]^T; beside W: h . factor[rank, N].
+    In a product with W^T, per segment s: h[:, h_off : h_off + rank] . factor[N_s, rank]^T; with W: h . factor[rank, N].
     """
 
     h: Tensor
@@ -75,7 +75,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of a sum before it is written: out = alpha * sum (+ lora) (+ residual) (+ out)."""
+    """How a sum is written: out = alpha * sum (+ lora) (+ residual) (+ out)."""
 
     alpha: float = 1.0
     lora: LowRank | None = None
@@ -85,7 +85,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Form:
-    """What may choose the kernel of a product. Its sizes may not: a token has the same bits in every batch."""
+    """The part of a problem that may choose its kernel. Sizes may not: a token has the same bits in every batch."""
 
     store: Store
     int8: bool
@@ -131,7 +131,7 @@ class Problem:
             "qscale": self.qscale,
             "a residual": self.epilogue.residual,
             "accumulate": self.epilogue.accumulate,
-            "adapters beside W^T": self.epilogue.lora and self.b.transposed,
+            "adapters with W^T": self.epilogue.lora and self.b.transposed,
         }
         if found := [name for name, value in once.items() if value]:
             raise ValueError(f"matmul {label}: {self.splits} splits cannot have {', '.join(found)}")
