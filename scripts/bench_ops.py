@@ -14,13 +14,14 @@ import time
 import numpy as np
 
 from lorawgpu.doctor import elementwise as rows
+from lorawgpu.doctor import matmul as products
 from lorawgpu.doctor import optimizer
 from lorawgpu.doctor.check import KernelCheck, measure
 from lorawgpu.doctor.lab import Lab
 from lorawgpu.gpu import KernelCache, Plan, open_device
 from lorawgpu.gpu.profile import profile
-from lorawgpu.ops.matmul import Segments, matmul
-from lorawgpu.weights.device import pack_blocks
+from lorawgpu.ops.matmul import Operand, Problem, tiled
+from lorawgpu.ops.stores import STORES
 
 ROW_KERNELS = {  # functions of `doctor` and their sizes for M tokens, hidden C, middle I, heads, vocabulary V
     "bitnet-2b": lambda M: [
@@ -30,7 +31,7 @@ ROW_KERNELS = {  # functions of `doctor` and their sizes for M tokens, hidden C,
         ("RoPE", rows.rotary, (M, 20, 5, 128, 0, M)),
         ("relu2 gate", rows.gate, ("relu2", M, 6912)),
         ("dropout", rows.adapter_dropout, (M, 2560)),
-        ("embedding", rows.embedding, ("bf16", M, 2560)),
+        ("embedding", products.embedding, ("bf16", 2560, M, M)),
         ("gather", rows.gather, (M, 2560, M // 2)),
         ("cross-entropy", rows.cross_entropy, ("plain", M // 8, 128256, M // 8)),
         ("AdamW", optimizer.adamw, (2, 1.0, 20_000_000)),
@@ -43,6 +44,7 @@ ROW_KERNELS = {  # functions of `doctor` and their sizes for M tokens, hidden C,
         ("AdamW", optimizer.adamw, (2, 1.0, 5_000_000)),
     ],
 }
+INT8 = [store.name for store in STORES.values() if store.int8_input]  # their forward is bound by dot4I8Packed
 CHECKED = 2e-5  # sums of thousands of terms, and roundings of exp; a lost term is off by 1e-2
 COPY = """
 @group(0) @binding(0) var<storage, read> source: array<vec4<f32>>;
@@ -129,60 +131,37 @@ def torch_peak(m, n, k):
     return 40 * m * n * k / (time.perf_counter() - start)
 
 
-def bf16(x):
-    return ((x.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
-
-
 def require_right(error: float, what: str) -> None:
     """SystemExit unless `error` is that of rounding: the rate of a wrong kernel says nothing. A NaN is wrong."""
     if not error <= CHECKED:
         raise SystemExit(f"error: {what} is off by {error:.1e}, wanted at most {CHECKED:.0e}; it is not timed")
 
 
-def case(device, kernels, kind, m, out, inner, rng, tile=None):
-    """(seconds, relative error on sampled rows) of one product; kind: ternary|ternary_t|f32|bf16|bf16_t.
+def case(device, kernels, kind, m, out, inner, tile=None):
+    """(seconds, relative error on sampled rows) of one product; kind: the name of a store, with _t for dx = dy W.
 
     SystemExit for a wrong one.
     """
-    store, transposed = kind.removesuffix("_t"), kind.endswith("_t")
-    plan = Plan(device, kernels)
-    terms, columns = (out, inner) if transposed else (inner, out)
-    codes = rng.integers(0, 3, (out, inner)).astype(np.uint8)
-    weight = codes.astype(np.float32) - 1 if store == "ternary" else rng.standard_normal((out, inner), np.float32)
-    stored = {"ternary": lambda: pack_blocks(codes), "f32": lambda: weight, "bf16": lambda: bf16(weight)}[store]()
-    if store == "bf16":
-        weight = (stored.astype(np.uint32) << 16).view(np.float32)
-    y = device.tensor((m, columns), label="y")
-    kwargs = {
-        "m": m,
-        "n": columns,
-        "k": terms,
-        "store": store,
-        "tile": tile,
-        "b_layout": "kn" if transposed else "nk",
-        "ldb": inner // 4 if store == "ternary" else inner,
-    }
-    if store == "ternary" and not transposed:
-        xq = rng.integers(-127, 128, (m, inner)).astype(np.int8)
-        x = xq.astype(np.float32)
-        scale = np.stack([np.ones(m, np.float32), xq.sum(1, dtype=np.int32).view(np.float32)], 1)
-        a, kwargs["qscale"] = device.upload(xq.view(np.uint32)), device.upload(scale)
-        kwargs["lda"] = inner // 4
+    store, is_transposed, lab = kind.removesuffix("_t"), kind.endswith("_t"), Lab(Plan(device, kernels))
+    weight, values = products.weight_of(device, store, inner, out)
+    (part,), qscale = weight.parts, None
+    if is_transposed:
+        x = products.normal(m, out)
+        a, b, n, k = lab.input(x), Operand(part.tensor, store=part.store), inner, out
     else:
-        x = rng.standard_normal((m, terms), np.float32)
-        a = device.upload(x)
-    if store == "ternary":
-        kwargs["segments"] = Segments((out,), (1.0,))
-    with plan.section("run"):
-        matmul(plan, y, a, device.upload(stored, "bf16" if store == "bf16" else None), **kwargs)
-    plan.run("run")
-    some = rng.integers(0, m, 4)
-    expected = x[some].astype(np.float64) @ (weight if transposed else weight.T)
+        a, qscale, x = products.rows_for(lab, weight, m)
+        b, n, k = Operand(part.tensor, store=part.store).T, out, inner
+    y = device.tensor((m, n), label="y")
+    problem = Problem(m, n, k, Operand(y), Operand(a), b, segments=weight.segments, qscale=qscale)
+    with lab.section:
+        tiled.record(lab.plan, problem, tile)
+    lab.plan.run("lab")
+    some = np.random.default_rng(0).integers(0, m, 4)
+    expected = x[some].astype(np.float64) @ (values if is_transposed else values.T)
     got = device.read(y)[some]
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
     require_right(error, f"{kind} product of {m} x {out} x {inner}, tile {tile or 'auto'}: y")
-    elapsed = seconds(device, lambda: plan.run("run"))
-    return elapsed, error
+    return seconds(device, lambda: lab.plan.run("lab")), error
 
 
 def runner(device, code, entry, groups, *tensors):
@@ -243,7 +222,7 @@ def main():
     parser.add_argument("--only", nargs="*")
     args = parser.parse_args()
     device = open_device(args.device)
-    kernels, rng = KernelCache(device), np.random.default_rng(0)
+    kernels = KernelCache(device)
     print(device.name, device.driver)
     end, rates = time.time() + args.warmup, peaks(device)
     while time.time() < end:
@@ -256,9 +235,9 @@ def main():
             continue
         for kind in args.kinds:
             for tile in args.tiles if kind != "rows" else []:
-                elapsed, error = case(device, kernels, kind, args.tokens, out, inner, rng, tile)
+                elapsed, error = case(device, kernels, kind, args.tokens, out, inner, tile)
                 rate = 2.0 * args.tokens * out * inner / elapsed
-                peak = rates["dot_loop" if kind == "ternary" else "fma_loop"]
+                peak = rates["dot_loop" if kind in INT8 else "fma_loop"]
                 print(
                     f"{name:8} {kind:10} {tile or 'auto':7} {elapsed * 1e3:8.3f} ms {rate / 1e12:7.2f} T/s "
                     f"{rate / peak:5.0%} of loop  error {error:.1e}",

@@ -1,12 +1,17 @@
 """For op tests: the laboratory that `lorawgpu doctor` uses too, and its checks at other sizes."""
 
+from copy import copy
+
 import numpy as np
 
 from lorawgpu.doctor.check import error_of
 from lorawgpu.doctor.kernels import TOLERANCES
 from lorawgpu.doctor.lab import GUARD, POISON, SPARE_ROWS, Lab, Output, normal, pad
 
-__all__ = ["GUARD", "POISON", "SPARE_ROWS", "Lab", "Output", "assert_close", "assert_right", "check", "normal", "pad"]
+__all__ = [
+    "GUARD", "POISON", "SPARE_ROWS", "Lab", "Output",
+    "assert_close", "assert_right", "check", "limited", "normal", "pad",
+]  # fmt: skip
 
 
 def check(plan, record, *sizes, tolerance=None, **options):
@@ -34,3 +39,10 @@ def assert_close(got, want, rtol, atol=0.0):
     width = want.shape[-1]
     assert not got[..., width:].any(), "the padding of a row is not zero"
     np.testing.assert_allclose(got[..., :width], want, rtol=rtol, atol=atol)
+
+
+def limited(device, nbytes):
+    """The same device, with bindings of at most `nbytes`."""
+    small = copy(device)
+    small.limits = device.limits | {"max-storage-buffer-binding-size": nbytes}
+    return small

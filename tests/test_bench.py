@@ -1,10 +1,12 @@
 """What the benchmarks write down, one table whose columns no run changes; and that a wrong kernel is not timed."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+from lorawgpu.ops.matmul import Epilogue
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,14 +50,18 @@ def test_a_row_goes_under_its_columns_whatever_its_order(bench_train, tmp_path):
 
 @pytest.mark.parametrize("kind", ["ternary", "ternary_t", "bf16", "bf16_t", "f32"])
 def test_a_right_product_is_timed_and_a_wrong_one_is_not(bench_ops, monkeypatch, device, kernels, kind):
-    right, timed = bench_ops.matmul, []
+    right, timed = bench_ops.tiled.record, []
     monkeypatch.setattr(bench_ops, "seconds", lambda device, run: timed.append(kind) or 1.0)
 
     def case():
-        return bench_ops.case(device, kernels, kind, 32, 64, 64, np.random.default_rng(0))
+        return bench_ops.case(device, kernels, kind, 32, 64, 64)
 
     assert case()[1] <= bench_ops.CHECKED and timed == [kind]
-    monkeypatch.setattr(bench_ops, "matmul", lambda *args, **kwargs: right(*args, **kwargs, alpha=1.0001))
+
+    def wrong(plan, problem, tile):
+        right(plan, replace(problem, epilogue=Epilogue(alpha=1.0001)), tile)
+
+    monkeypatch.setattr(bench_ops.tiled, "record", wrong)
     with pytest.raises(SystemExit, match=f"{kind} product of 32 x 64 x 64.* is off by 1.0e-04"):
         case()
     assert timed == [kind]

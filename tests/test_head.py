@@ -11,7 +11,7 @@ from lorawgpu.backward import loss as backward_loss
 from lorawgpu.backward.loss import CHUNK_ALIGN, Head
 from lorawgpu.data.batching import flatten
 from lorawgpu.gpu import KernelCache, open_dry_device
-from lorawgpu.ops import linear
+from lorawgpu.ops.matmul import splits
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_tail_computes_what_a_whole_chunk_does(device, kernels, monkeypatch, c
     """To the bit, but for gradients that are summed in more parts where there are fewer rows."""
     tiny = Tiny(device, kernels, tiny_config(vocab_size=1024))
     monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 4 * chunk * 1024)
-    monkeypatch.setattr(linear, "SPREAD", 4)  # workgroups: four of 64 rows, so that a tail of fewer is split further
+    monkeypatch.setattr(splits, "SPREAD", 4)  # workgroups: four of 64 rows, so that a tail of fewer is split further
     batch = batch_of(90, 60)
     with monkeypatch.context() as patch:
         patch.setattr(backward_loss, "TAILS", 1)

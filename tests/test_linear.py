@@ -1,14 +1,15 @@
 """Linears with adapters on the GPU: forward and every gradient against reference/lora.py, dropout to the bit."""
 
-from copy import copy
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
 from gradcheck import relative_error
-from oplab import Lab, normal, pad
+from oplab import Lab, limited, normal, pad
 from tiny_model import random_adapter, tiny_config
 
+from lorawgpu.doctor.matmul import MATRICES, quantized
 from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import Workspace, padded
@@ -21,12 +22,12 @@ from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.reference import lora as reference
 from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
 from lorawgpu.reference.quantize import dequantize, quantize_forward
-from lorawgpu.reference.ternary import ternary_pack
-from lorawgpu.weights.device import dense_weight, ternary_weight
-from lorawgpu.weights.tensors import Dense, Ternary
+from lorawgpu.weights.device import stack_weight
 
 FLOAT32 = 3e-6  # float32 sums of some hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2
 LAYER, KEY, P = 1, dropout_step_key(7, 3, 2), 0.3
+
+STORES = ("f32",), ("ternary",), ("bf16", "f32")  # the matrices of a group in turn
 
 # Ranks below, at and above the 4 they are padded to and the 16 of a tile; scales that differ within a group.
 QKV = LoraConfig(3, 6, ("q_proj", "v_proj"), rank_pattern={"v_proj": 21}, alpha_pattern={"q_proj": 5})
@@ -49,7 +50,7 @@ def step_of(device):
 class Projection:
     """One fused projection of a layer: its weights on the host, its adapters in flat buffers, `rows` of input."""
 
-    def __init__(self, plan, lora, group, rows, ternary=False, binding=None, **sizes):
+    def __init__(self, plan, lora, group, rows, stores=("f32",), binding=None, **sizes):
         self.plan, self.device, self.rows = plan, plan.device, rows
         odd = {"hidden": 123, "width": 200, "heads": 6, "kv_heads": 2}
         config = tiny_config(**odd | sizes)
@@ -65,18 +66,13 @@ class Projection:
             [start + np.arange(n) for start, n in zip([0, *self.group.columns], self.outs, strict=False)]
         )
         self.params = self.lab.input(layout.flatten(self.tensors))
-        device = self.device
-        if binding:  # a device whose bindings are tiny: the weight comes in several parts
-            device = copy(self.device)
-            device.limits = self.device.limits | {"max-storage-buffer-binding-size": binding}
-        self.scales = [0.25 + i for i in range(len(self.outs))] if ternary else [1.0] * len(self.outs)
-        if ternary:
-            self.weights = [np.random.default_rng(n).integers(-1, 2, (n, self.width)) for n in self.outs]
-            stored = [Ternary(ternary_pack(w), len(w), s) for w, s in zip(self.weights, self.scales, strict=True)]
-            self.weight = ternary_weight(device, stored, "weight")
-        else:
-            self.weights = [normal(n, self.width, seed=i) for i, n in enumerate(self.outs)]
-            self.weight = dense_weight(device, [Dense(w, "f32") for w in self.weights], "weight")
+        device = limited(self.device, binding) if binding else self.device
+        made = [
+            MATRICES[store](n, self.width, i)
+            for i, (store, n) in enumerate(zip(cycle(stores), self.outs, strict=False))
+        ]
+        self.weights = [values.astype(np.float64) for _, values in made]
+        self.weight = stack_weight(device, [matrix for matrix, _ in made], "weight")
 
     def adapters(self):
         """(index of the linear, A, B, scale, mask) of each path."""
@@ -89,10 +85,17 @@ class Projection:
         """Outputs of all linears -> one array with the padding of each, as the GPU has them."""
         return np.concatenate([pad(p) for p in parts], axis=1)
 
+    def given(self, x):
+        """What the weight is multiplied with: x, or its int8 words and their scales."""
+        if not self.weight.int8_input:
+            return self.lab.padded(x), None
+        words, qscale, _ = quantized(pad(x))
+        return self.lab.input(words), self.lab.input(qscale)
+
     def forward(self, x, p):
         """Reference output of each linear, and u of each path."""
         source = dequantize(*quantize_forward(x)) if self.weight.int8_input else x.astype(np.float64)
-        ys, us = [s * (source @ w.T) for w, s in zip(self.weights, self.scales, strict=True)], []
+        ys, us = [source @ w.T for w in self.weights], []
         for path, a, b, scale, mask in self.adapters():
             y, u = reference.lora_forward(x.astype(np.float64), a, b, scale, mask if p else None, p)
             ys[path.index] += y
@@ -107,28 +110,23 @@ def unpadded(fused, columns):
 
 
 @pytest.mark.parametrize("p", [0.0, P])
-@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("stores", STORES, ids=" ".join)
 @pytest.mark.parametrize("case", CASES)
-def test_forward(plan, case, ternary, p):
+def test_forward(plan, case, stores, p):
     group, lora = CASES[case]
-    t = Projection(plan, lora, group, rows=37, ternary=ternary)
+    t = Projection(plan, lora, group, rows=37, stores=stores)
     x, residual = normal(37, t.width), normal(37, sum(t.outs), seed=9)
     ys, us = t.forward(x, p)
     shifted = t.fused(np.split(residual, np.cumsum(t.outs)[:-1], axis=1))
     h, y = t.lab.output(37, t.group.rank), t.lab.output(37, t.weight.rows)
-    source, qscale = t.lab.padded(x), None
-    if ternary:
-        xq, s = quantize_forward(pad(x))
-        words = np.stack([(1 / s).view(np.uint32), xq.sum(1, dtype=np.int32).view(np.uint32)], 1)
-        qscale = t.lab.input(words)
+    source, qscale = t.given(x)
+    shape = {"rows": 37, "width": t.width, "step": step_of(t.device), "p": p}
     with t.lab.section:
-        lora_down(
-            plan, t.work, h.tensor, source, t.group, t.params, rows=37, width=t.width, step=step_of(t.device), p=p
-        )
+        lora_down(plan, t.work, h.tensor, t.lab.padded(x), t.group, t.params, **shape)
         linear_forward(
             plan,
             y.tensor,
-            t.lab.input(xq.view(np.uint32)) if ternary else source,
+            source,
             t.weight,
             rows=37,
             qscale=qscale,
@@ -162,10 +160,10 @@ def run_backward(t, x, dy, grads, p, step):
 
 
 @pytest.mark.parametrize("p", [0.0, P])
-@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("stores", STORES, ids=" ".join)
 @pytest.mark.parametrize("case", CASES)
-def test_backward(plan, case, ternary, p):
-    check_backward(Projection(plan, CASES[case][1], CASES[case][0], rows=36, ternary=ternary), p)
+def test_backward(plan, case, stores, p):
+    check_backward(Projection(plan, CASES[case][1], CASES[case][0], rows=36, stores=stores), p)
 
 
 @pytest.mark.parametrize("p", [0.0, P])
@@ -175,11 +173,11 @@ def test_long_reductions_are_split(plan, p):
 
 
 @pytest.mark.parametrize("p", [0.0, P])
-@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("stores", STORES[:2], ids=" ".join)
 @pytest.mark.parametrize("group, parts", [("down", {1, 4}), ("gate_up", {1, 4})])
-def test_long_rows_are_split(plan, group, parts, ternary, p):
+def test_long_rows_are_split(plan, group, parts, stores, p):
     """h over 1107 inputs and dh over 1107 outputs are sums of four parts, whose lengths are not whole tiles."""
-    check_backward(Projection(plan, CASES["down" if group == "down" else "gate, up"][1], group, 36, ternary,
+    check_backward(Projection(plan, CASES["down" if group == "down" else "gate, up"][1], group, 36, stores,
                               width=1107), p)  # fmt: skip
     assert {r.grid[2] for r in plan.sections["lab"] if "matmul" in r.label} >= parts
 
@@ -216,7 +214,7 @@ def check_backward(t, p):
     before = normal(t.size, seed=4)  # of other micro-batches: gradients are added to
     old = t.layout.unflatten(before)
     dx, grads = run_backward(t, x, t.fused(dys), before, p, step_of(t.device))
-    expected = sum(s * dy @ w.astype(np.float64) for dy, w, s in zip(dys, t.weights, t.scales, strict=True))
+    expected = sum(dy @ w for dy, w in zip(dys, t.weights, strict=True))
     touched = set()
     for path, a, b, scale, mask in t.adapters():
         kept = (mask, p) if p else (None, 0.0)
@@ -232,22 +230,18 @@ def check_backward(t, p):
         assert np.array_equal(grads[name], old[name]), f"{name} belongs to another layer"
 
 
-@pytest.mark.parametrize("ternary", [False, True])
-def test_a_weight_in_parts_gives_the_same_forward_bits(plan, ternary):
+@pytest.mark.parametrize("stores", STORES[:2], ids=" ".join)
+def test_a_weight_in_parts_gives_the_same_forward_bits(plan, stores):
     """Row parts that cut through gate and up: no bit of the forward changes, the backward sums part by part."""
     group, lora = CASES["gate, up"]
-    whole = Projection(plan, lora, group, rows=20, ternary=ternary)
+    whole = Projection(plan, lora, group, rows=20, stores=stores)
+    ternary = whole.weight.int8_input
     line = whole.weight.columns * (1 if ternary else 4)  # bytes: 4 matrix rows a line when ternary
-    split = Projection(plan, lora, group, rows=20, ternary=ternary, binding=16 * line + 256)
+    split = Projection(plan, lora, group, rows=20, stores=stores, binding=16 * line + 256)
     assert len(whole.weight.parts) == 1 and len(split.weight.parts) == (7 if ternary else 26)
     x, h, lab = normal(20, whole.width), normal(20, whole.group.rank, seed=1), Lab(plan)
     dy = whole.fused([normal(20, n, seed=10 + i) for i, n in enumerate(whole.outs)])
-    if ternary:
-        xq, s = quantize_forward(pad(x))
-        words = np.stack([(1 / s).view(np.uint32), xq.sum(1, dtype=np.int32).view(np.uint32)], 1)
-        source, qscale = lab.input(xq.view(np.uint32)), lab.input(words)
-    else:
-        source, qscale = lab.padded(x), None
+    source, qscale = whole.given(x)
     outs = [(lab.output(20, whole.weight.rows), lab.output(20, whole.weight.columns)) for _ in range(2)]
     with lab.section:
         for t, (y, dx) in zip((whole, split), outs, strict=True):

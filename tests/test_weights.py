@@ -1,27 +1,20 @@
 """Weights on the GPU, read back: exact, padded, stacked, and cut into bindings."""
 
-from copy import copy
-
 import numpy as np
 import pytest
 from golden_case import GOLDEN
-from oplab import normal
+from oplab import limited, normal
+from tiny_model import TinyCheckpoint, tiny_config
 
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import open_dry_device, padded
+from lorawgpu.ops.stores import TERNARY
 from lorawgpu.reference.ternary import ternary_pack
-from lorawgpu.weights.device import codes, dense_weight, empty_parts, pack_blocks, ternary_weight
+from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, stack_weight
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.synthetic import outline
+from lorawgpu.weights.synthetic import SHAPES, outline, shape_config, synthetic_model
 from lorawgpu.weights.tensors import Dense, Ternary
-
-
-def limited(device, nbytes):
-    """The same device, with bindings of at most `nbytes`."""
-    small = copy(device)
-    small.limits = device.limits | {"max-storage-buffer-binding-size": nbytes}
-    return small
 
 
 def stored(device, weight):
@@ -63,8 +56,12 @@ def test_dense_is_kept_as_stored(device, dtype, binding):
     arrays = [normal(n, 40, seed=n).astype(np.float16 if dtype == "f16" else np.float32) for n in (33, 5, 60)]
     if dtype == "bf16":
         arrays = [(a.view(np.uint32) >> 16).astype(np.uint16) for a in arrays]
-    weight = dense_weight(limited(device, binding) if binding else device, [Dense(a, dtype) for a in arrays], "w")
-    assert weight.store == dtype and weight.segments.ends == (48, 64, 128) and weight.columns == 48
+    weight = stack_weight(limited(device, binding) if binding else device, [Dense(a, dtype) for a in arrays], "w")
+    assert (
+        {p.store.name for p in weight.parts} == {dtype}
+        and weight.segments.ends == (48, 64, 128)
+        and weight.columns == 48
+    )
     assert len(weight.parts) == (1 if binding is None else 128 // (16 if dtype == "f32" else 32))
     got = stored(device, weight)
     assert weight.nbytes == got.nbytes
@@ -75,19 +72,35 @@ def test_dense_is_kept_as_stored(device, dtype, binding):
     assert not got.any()  # the padding
 
 
-def test_stores_that_differ_are_widened(device):
-    half, full = normal(16, 16).astype(np.float16), normal(16, 16, seed=1)
-    weight = dense_weight(device, [Dense(half, "f16"), Dense(full, "f32")], "w")
-    assert weight.store == "f32"
-    assert np.array_equal(stored(device, weight), np.concatenate([half.astype(np.float32), full]))
+@pytest.mark.parametrize("binding", [None, 16 * 48 * 4])
+def test_stores_that_differ_are_kept_in_parts_of_their_own(device, binding):
+    """bf16, bf16, f32: one part for the first two, or as many as the bindings hold."""
+    small = [(normal(n, 40, seed=n).view(np.uint32) >> 16).astype(np.uint16) for n in (33, 5)]
+    full, limit = normal(60, 40, seed=1), limited(device, binding) if binding else device
+    weight = stack_weight(limit, [*(Dense(a, "bf16") for a in small), Dense(full, "f32")], "w")
+    cuts = [(p.start, p.stop, p.store.name, p.tensor.dtype) for p in weight.parts]
+    lots = [(0, 32), (32, 64)] if binding else [(0, 64)]
+    fulls = [(at, at + 16) for at in range(64, 128, 16)] if binding else [(64, 128)]
+    assert cuts == [(*lot, "bf16", "bf16") for lot in lots] + [(*lot, "f32", "f32") for lot in fulls]
+    assert weight.segments.ends == (48, 64, 128) and not weight.int8_input
+    halves = np.concatenate([device.read(p.tensor) for p in weight.parts if p.stop <= 64])
+    assert np.array_equal(halves[:33, :40], small[0]) and np.array_equal(halves[48:53, :40], small[1])
+    assert np.array_equal(
+        np.concatenate([device.read(p.tensor) for p in weight.parts if p.start >= 64])[:60, :40], full
+    )
+
+
+def test_what_is_no_matrix_is_refused():
+    with pytest.raises(TypeError, match="ndarray is not a matrix that a device can hold"):
+        lines_of(np.zeros((16, 16)))
 
 
 @pytest.mark.parametrize("binding", [None, 16 * 12 * 4])
 def test_ternary_is_stacked_and_split(device, binding):
     matrices = [ternary(n, 40) for n in (33, 5, 60)]
     tensors = [Ternary(ternary_pack(T), len(T), 0.5 + i) for i, T in enumerate(matrices)]
-    weight = ternary_weight(limited(device, binding) if binding else device, tensors, "w")
-    assert (weight.rows, weight.columns, weight.stride, weight.int8_input) == (128, 48, 12, True)
+    weight = stack_weight(limited(device, binding) if binding else device, tensors, "w")
+    assert (weight.rows, weight.columns, weight.int8_input) == (128, 48, True)
     assert weight.segments.ends == (48, 64, 128) and weight.segments.scales == (0.5, 1.5, 2.5)
     assert len(weight.parts) == (1 if binding is None else 2)
     got = unpack_blocks(stored(device, weight))
@@ -99,32 +112,55 @@ def test_ternary_is_stacked_and_split(device, binding):
 
 def test_no_part_exceeds_a_binding(device):
     limit = 5000
-    weight = dense_weight(limited(device, limit), [Dense(normal(200, 16), "f32")], "w")
+    weight = stack_weight(limited(device, limit), [Dense(normal(200, 16), "f32")], "w")
     assert max(p.tensor.nbytes for p in weight.parts) <= limit and len(weight.parts) > 1
 
 
 def test_ternary_parts_of_a_real_width():
     """128 MiB hold 52,428 lines of 2,560 bytes, in whole lots of 16 lines of four rows."""
     device = open_dry_device(limits="webgpu")
-    parts = empty_parts(device, 300_000, 2560, "ternary", "w")
+    parts = empty_weight(device, [(TERNARY, 300_000, 1.0)], 2560, "w").parts
     assert [(p.start, p.stop) for p in parts] == [(0, 209_664), (209_664, 300_000)]
     assert [p.tensor.shape for p in parts] == [(52_416, 640), (22_584, 640)]
 
 
-@pytest.mark.parametrize("case", ["bitnet_packed", "llama_dense"])
+def mixed_checkpoint():
+    """A checkpoint whose v and down are bf16 beside f32."""
+    checkpoint = TinyCheckpoint(tiny_config())
+    for name, matrix in checkpoint.weights.items():
+        if "v_proj" in name or "down_proj" in name:
+            checkpoint.weights[name] = Dense((matrix.data.view(np.uint32) >> 16).astype(np.uint16), "bf16")
+    return checkpoint
+
+
+@pytest.mark.parametrize("case", ["bitnet_packed", "llama_dense", "mixed"])
 @pytest.mark.parametrize("binding", [1 << 20, 1000])
 def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
-    checkpoint = open_checkpoint(str(GOLDEN / case))
+    checkpoint = mixed_checkpoint() if case == "mixed" else open_checkpoint(str(GOLDEN / case))
     loaded = load_model(limited(device, binding), checkpoint)
     outlined = outline(limited(open_dry_device(), binding), checkpoint)
     assert cuts(outlined) == cuts(loaded)
     assert (max(len(parts) for parts in cuts(loaded).values()) > 3) == (binding == 1000)
+    assert ({p.store.name for p in loaded.layers[0].qkv.parts} == {"bf16", "f32"}) == (case == "mixed")
 
 
 def cuts(model) -> dict:
     """Every weight's parts, by name."""
     weights = {f"{layer.index}.{group}": layer.weights[group] for layer in model.layers for group in GROUPS}
     return {
-        name: [(p.start, p.stop, p.tensor.shape, p.tensor.dtype, p.tensor.label) for p in weight.parts]
+        name: [(p.start, p.stop, p.store, p.tensor.shape, p.tensor.dtype, p.tensor.label) for p in weight.parts]
         for name, weight in (weights | {"embedding": model.embedding, "head": model.head}).items()
     }
+
+
+def test_random_models_hold_what_their_stores_mean(device, kernels):
+    tiny = SHAPES["tiny"]
+    dense = stored(device, synthetic_model(device, kernels, tiny, "f32").layers[0].gate_up)
+    assert dense.std() == pytest.approx(tiny.hidden_size**-0.5, rel=0.05)
+    sizes = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 160, "vocab": 320}
+    bitnet = synthetic_model(device, kernels, shape_config(**sizes, bitnet=True))
+    assert bitnet.layers[0].down.int8_input and not bitnet.head.int8_input
+    assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].down)))) == {-1, 0, 1}
+    assert set(device.read(bitnet.norm)) == {1.0}
+    with pytest.raises(ValueError, match="no random weights in f16"):
+        synthetic_model(device, kernels, tiny, "f16")

@@ -7,7 +7,6 @@ from lorawgpu.doctor.lab import POISON, normal, pad
 from lorawgpu.gpu import padded
 from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum, loss_value
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
-from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.gate import gate_backward, gate_forward
 from lorawgpu.ops.gather import gather_backward, gather_forward
 from lorawgpu.ops.qk_norm import qk_norm_backward, qk_norm_forward
@@ -230,16 +229,6 @@ def gather(lab, rows, width, chunk):
         return {"y": (np.concatenate([y.value for y in ys]), want), "dx": (dx.value, want_dx)}
 
     return results
-
-
-def embedding(lab, dtype, vocab, width):
-    """The table cut into two parts."""
-    table, cut = stored(normal(vocab, width), dtype), vocab // 2
-    ids = np.array([vocab - 1, 0, cut, cut - 1], np.int32)
-    x = lab.rows(len(ids), width)
-    parts = [(a, lab.input(pad(table.data[a:b]), dtype)) for a, b in ((0, cut), (cut, vocab))]
-    embedding_forward(lab.plan, x.tensor, lab.input(ids), parts, rows=len(ids), width=width, scale=2.0)
-    return lambda: {"x": (x.value, 2 * table.float32()[ids])}
 
 
 def adapter_dropout(lab, rows, width):

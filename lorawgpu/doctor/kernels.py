@@ -22,7 +22,7 @@ TABLE = (
     ("rope", rows.rotary, ROUNDED, [(5, 3, 1, 6, 2, 7), (3, 20, 5, 128, 2, 5)]),
     ("gate", rows.gate, ROUNDED, [("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912)]),
     ("gather", rows.gather, EXACT, [(9, 123, 2), (5, 2560, 3)]),
-    ("embedding", rows.embedding, EXACT, [("bf16", 7, 123), ("f16", 7, 123), ("f32", 7, 2560)]),
+    ("embedding", products.embedding, EXACT, [("bf16", 123, 3, 4), ("f16", 123, 3, 4), ("f32", 2560, 3, 4)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
     ("cross_entropy", rows.cross_entropy, SUMMED, [
         ("plain", 3, 123, 2), ("plain", 3, 49152, 3), ("weighted", 3, 123, 2),
@@ -33,15 +33,14 @@ TABLE = (
         ("tall", "row", "nk", 131, 208, 512), ("medium", "row", "kn", 131, 208, 84),
         ("small", "col", "kn", 131, 208, 84), ("flat", "row", "nk", 5, 208, 84), ("skinny", "col", "kn", 131, 16, 84),
     ]),
-    ("matmul", products.matmul_stores, ROUNDED, [
-        (store, layout, 35, 64, 96) for store in ("bf16", "f16", "ternary") for layout in ("nk", "kn")
-    ]),
+    ("matmul", products.forward, ROUNDED, products.every_store(35, 96, 48, 16)),
+    ("matmul", products.transposed, ROUNDED, products.every_store(35, 96, 48, 16)),
     ("matmul", products.matmul_int8, EXACT, [("medium", 67, 112, 2048), ("flat", 7, 112, 2576)]),
-    ("matmul", products.matmul_epilogue, ROUNDED, [("f32", 37, 144, 64, 4), ("int8", 37, 144, 64, 20)]),
+    ("matmul", products.matmul_epilogue, ROUNDED, [("f32", 37, 64, 4, 0, 20), ("int8", 37, 64, 4, 0, 20)]),
     ("matmul", products.matmul_backward, ROUNDED, [(20, 96, 48, 12)]),
     ("sum_splits", products.matmul_splits, ROUNDED, [(3, 24, 32, 1000)]),
-    ("matvec", products.matvec_dense, ROUNDED, [("f32", 1, 123, 48), ("bf16", 3, 64, 576), ("f16", 8, 37, 1536)]),
-    ("matvec", products.matvec_ternary, ROUNDED, [(1, 144, 528, 8), (5, 144, 2560, 8)]),
+    ("matvec", products.matvec, ROUNDED, products.every_store(3, 576, 37, 64)),
+    ("matvec", products.matvec_adapters, ROUNDED, [("bf16", 1, 528, 0, 0, 8), ("ternary", 5, 2560, 0, 0, 8)]),
     ("matvec_input", products.matvec_source, SUMMED, [
         ("rows", "f32", 3, 1096), ("silu", "f32", 3, 1096), ("attention", "f32", 3, 1096), ("relu2", "int8", 3, 1096),
         ("rows", "int8", 1, 2560),

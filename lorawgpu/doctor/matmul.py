@@ -1,141 +1,208 @@
 """Matrix and matrix-vector products against NumPy in float64. Each: (lab, what, sizes) -> results; see check.py."""
 
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from math import lcm
+
 import numpy as np
 
 from lorawgpu.doctor.elementwise import EPS, stored
-from lorawgpu.doctor.lab import normal, pad
+from lorawgpu.doctor.lab import NanScratch, normal, pad
 from lorawgpu.gpu import padded
-from lorawgpu.ops.matmul import LowRank, Segments, matmul, sum_splits
+from lorawgpu.ops.embedding import embedding_forward
+from lorawgpu.ops.linear import linear_backward, linear_forward
+from lorawgpu.ops.matmul import Epilogue, LowRank, Operand, Problem, matmul, sum_splits, tiled
 from lorawgpu.ops.matvec import Down, Source, matvec_forward, matvec_input
+from lorawgpu.ops.stores import STORES
 from lorawgpu.reference.activation import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
-from lorawgpu.weights.device import Part, Weight, dense_weight, pack_blocks
-
-SCALES = 0.5, 2.0, 3.0  # of three segments
-
-
-def ternary(rows, columns):
-    """Codes T + 1 of a random matrix, and T."""
-    codes = np.random.default_rng((rows, columns)).integers(0, 3, (rows, columns)).astype(np.uint8)
-    return codes, codes.astype(np.float64) - 1
+from lorawgpu.reference.ternary import ternary_pack
+from lorawgpu.weights.device import stack_weight
+from lorawgpu.weights.tensors import Ternary
 
 
-def quantised(x):
-    """int8 words, `qscale` as the quantiser leaves them, and the values they stand for."""
+def dense_matrix(dtype, rows, columns, seed):
+    values = normal(rows, columns, seed=seed)
+    values[0, :2] = [3e-7, -6e-5][:columns]  # subnormal as f16
+    matrix = stored(values, dtype)
+    return matrix, matrix.float32()
+
+
+def ternary_matrix(rows, columns, seed):
+    codes, scale = np.random.default_rng((seed, rows, columns)).integers(-1, 2, (rows, columns)), 0.5 * (1 + seed)
+    return Ternary(ternary_pack(codes), rows, scale), codes * scale
+
+
+# For every store: (rows, columns, seed) -> a random matrix as a checkpoint hands it out, and its values.
+MATRICES = {name: partial(dense_matrix, name) for name in ("f32", "bf16", "f16")} | {"ternary": ternary_matrix}
+
+
+def matrices_of(stores, columns, *widths):
+    """(random matrix, its values) for each of `widths` rows; of `columns`, or as many more as whole blocks need.
+
+    stores: one name, or several with spaces between them, which take turns.
+    """
+    names = stores.split()
+    columns = padded(columns, lcm(*(STORES[name].block for name in names)))
+    return [MATRICES[name](n, columns, i) for i, (name, n) in enumerate(zip(cycle(names), widths, strict=False))]
+
+
+def weight_of(device, stores, columns, *widths):
+    """`matrices_of` stacked, and the values of the whole, float64 [weight.rows, weight.columns]."""
+    made = matrices_of(stores, columns, *widths)
+    weight = stack_weight(device, [matrix for matrix, _ in made], "weight")
+    values = [np.pad(value, [(0, padded(n) - n) for n in value.shape]) for _, value in made]
+    return weight, np.concatenate(values).astype(np.float64)
+
+
+def quantized(x):
+    """int8 words, `qscale` as the quantizer leaves them, and the values they stand for."""
     xq, s = quantize_forward(x)
     qscale = np.stack([1 / s, xq.sum(1, dtype=np.int32).view(np.float32)], 1).astype(np.float32)
     return xq.view(np.uint32), qscale, xq.astype(np.float64) * qscale[:, :1]
 
 
-def segments_of(rows):
-    """Three segments of `rows` stacked rows, and the scale of each row."""
-    third = padded(rows // 3)
-    ends = third, 2 * third, rows
-    return Segments(ends, SCALES), np.repeat(SCALES, np.diff((0, *ends)))
+def rows_for(lab, weight, rows):
+    """Random rows that a weight is multiplied with: their tensor, their qscale or None, and their values in float64."""
+    x = normal(rows, weight.columns, seed=9)
+    if not weight.int8_input:
+        return lab.input(x), None, x.astype(np.float64)
+    words, qscale, values = quantized(x)
+    return lab.input(words), lab.input(qscale), values
+
+
+def forward(lab, stores, rows, columns, *widths):
+    """y = x W^T."""
+    weight, values = weight_of(lab.device, stores, columns, *widths)
+    (x, qscale, given), y = rows_for(lab, weight, rows), lab.output(rows, weight.rows)
+    linear_forward(lab.plan, y.tensor, x, weight, rows=rows, qscale=qscale)
+    return lambda: {"y": (y.value, given @ values.T)}
+
+
+def transposed(lab, stores, rows, columns, *widths):
+    """dx = dy W."""
+    weight, values = weight_of(lab.device, stores, columns, *widths)
+    dy, dx = normal(rows, weight.rows, seed=9), lab.output(rows, weight.columns)
+    linear_backward(lab.plan, NanScratch(lab.device), dx.tensor, lab.input(dy), weight, rows=rows)
+    return lambda: {"dx": (dx.value, dy.astype(np.float64) @ values)}
+
+
+def matvec(lab, stores, rows, columns, *widths):
+    """y = x W^T and y += x W^T."""
+    weight, values = weight_of(lab.device, stores, columns, *widths)
+    (x, qscale, given), start = rows_for(lab, weight, rows), normal(rows, weight.rows)
+    y, added = lab.output(rows, weight.rows), lab.output(rows, weight.rows, initial=start)
+    for out, accumulate in ((y, False), (added, True)):
+        matvec_forward(lab.plan, out.tensor, x, weight, rows=rows, qscale=qscale, accumulate=accumulate)
+    return lambda: {"y": (y.value, given @ values.T), "added": (added.value, given @ values.T + start)}
+
+
+def embedding(lab, stores, columns, *widths):
+    """A table in parts, the last one first: no part may write what belongs to another."""
+    parts, tables, ids, start = [], [], [], 0
+    for matrix, values in matrices_of(stores, columns, *widths):
+        weight = stack_weight(lab.device, [matrix], "table")
+        parts[:0] = [replace(part, start=start + part.start, stop=start + part.stop) for part in weight.parts]
+        ids += [start + len(values) - 1, start]
+        tables += [values[-1], values[0]]
+        start += weight.rows
+    rows, width = len(ids), len(tables[0])
+    x, indices = lab.rows(rows, width), lab.input(np.array(ids, np.int32))
+    embedding_forward(lab.plan, x.tensor, indices, parts, rows=rows, width=width, scale=2.0)
+    return lambda: {"x": (x.value, 2 * np.array(tables))}
+
+
+def every_store(*sizes):
+    """Arguments of a case for every store, `sizes` those that follow its name."""
+    return [(name, *sizes) for name in STORES]
 
 
 def matmul_tiles(lab, tile, a_layout, b_layout, m, n, k):
-    a, b = normal(m, k), normal(n, k, seed=1)
-    stored_a = pad(a.T) if a_layout == "col" else a
-    out = lab.output(m, n)
-    sizes = {"m": m, "n": n, "k": k, "a_layout": a_layout, "b_layout": b_layout, "tile": tile}
-    matmul(lab.plan, out.tensor, lab.input(stored_a), lab.input(b if b_layout == "nk" else b.T), **sizes)
+    """A product in a given tile. a lies as "row" (m, k) or "col" (k, m), b as "nk" (n, k) or "kn" (k, n)."""
+    a, b, out = normal(m, k), normal(n, k, seed=1), lab.output(m, n)
+    left = Operand(lab.input(pad(a.T))).T if a_layout == "col" else Operand(lab.input(a))
+    right = Operand(lab.input(b)).T if b_layout == "nk" else Operand(lab.input(b.T))
+    tiled.record(lab.plan, Problem(m, n, k, Operand(out.tensor), left, right), tile)
     return lambda: {"product": (out.value, a.astype(np.float64) @ b.T)}
-
-
-def matmul_stores(lab, store, b_layout, m, n, k):
-    """A stored weight [n, k], forward (nk) or transposed (kn)."""
-    if store == "ternary":
-        (codes, value), (segments, scale) = ternary(n, k), segments_of(n)
-        data, value, ldb = pack_blocks(codes), value * scale[:, None], k // 4
-    else:
-        weight = stored(normal(n, k), store)
-        data, value, ldb, segments = weight.data, weight.float32().astype(np.float64), k, None
-    terms, columns = (k, n) if b_layout == "nk" else (n, k)
-    a, out = normal(m, terms, seed=1), lab.output(m, columns)
-    layout = {"store": store, "b_layout": b_layout, "ldb": ldb, "segments": segments}
-    b = lab.input(data, store if store == "bf16" else None)
-    matmul(lab.plan, out.tensor, lab.input(a), b, m=m, n=columns, k=terms, **layout)
-    return lambda: {"product": (out.value, a @ (value.T if b_layout == "nk" else value))}
 
 
 def matmul_int8(lab, tile, m, n, k):
     """An integer product, so exact; scaled by one float32 product a row."""
-    codes, T = ternary(n, k)
-    words, qscale, _ = quantised(normal(m, k))
-    out = lab.output(m, n)
-    layout = {"lda": k // 4, "store": "ternary", "ldb": k // 4, "segments": Segments((n,), (1.0,)), "tile": tile}
-    b = lab.input(pack_blocks(codes))
-    matmul(lab.plan, out.tensor, lab.input(words), b, m=m, n=n, k=k, qscale=lab.input(qscale), **layout)
-    want = (words.view(np.int8) @ T.T).astype(np.float32) * qscale[:, :1]
+    weight, values = weight_of(lab.device, "ternary", k, n)  # of scale 0.5
+    words, qscale, _ = quantized(normal(m, k))
+    out, part = lab.output(m, n), weight.parts[0]
+    b, scales = Operand(part.tensor, store=part.store).T, {"qscale": lab.input(qscale), "segments": weight.segments}
+    tiled.record(lab.plan, Problem(m, n, k, Operand(out.tensor), Operand(lab.input(words)), b, **scales), tile)
+    want = (words.view(np.int8) @ (2 * values).T).astype(np.float32) * qscale[:, :1] * np.float32(0.5)
     return lambda: {"product": (out.value, want)}
 
 
-def matmul_epilogue(lab, arith, m, n, k, rank):
-    """y (+)= x W^T + h B^T + residual with three segments, the second without an adapter."""
-    (codes, T), (segments, scale) = ternary(n, k), segments_of(n)
-    x, residual, start = normal(m, k), normal(m, n, seed=1), normal(m, n, seed=2)
-    h, widths = normal(m, 2 * rank, seed=3), np.diff((0, *segments.ends))
-    first, third = normal(widths[0], rank, seed=4), normal(widths[2], rank, seed=5)
-    factors = lab.input(np.concatenate([first.ravel(), third.ravel()]))
-    lora = LowRank("nk", lab.input(h), factors, (rank, 0, rank), (0, 0, rank), (0, 0, first.size))
-    out, accumulate = lab.output(m, n, initial=start), arith == "f32"
-    kwargs = {"lda": k, "accumulate": accumulate}
-    a, value = x, x.astype(np.float64)
-    if arith == "int8":
-        a, qscale, value = quantised(x)
-        kwargs = {"lda": k // 4, "qscale": lab.input(qscale)}
-    kwargs |= {"store": "ternary", "ldb": k // 4, "segments": segments, "lora": lora, "residual": lab.input(residual)}
-    matmul(lab.plan, out.tensor, lab.input(a), lab.input(pack_blocks(codes)), m=m, n=n, k=k, **kwargs)
-    want = value @ (T * scale[:, None]).T + residual + accumulate * start
-    want[:, : widths[0]] += h[:, :rank] @ first.T
-    want[:, segments.ends[1] :] += h[:, rank:] @ third.T
-    return lambda: {"y": (out.value, want)}
+def adapters_of(lab, widths, ranks, rows):
+    """h B^T of one adapter for each of the stacked matrices (rank 0: none): the term, and its values."""
+    h, starts = normal(rows, sum(ranks), seed=3), np.cumsum([0, *ranks])
+    factors = [normal(n, r, seed=4 + i) for i, (n, r) in enumerate(zip(widths, ranks, strict=True))]
+    offsets = np.cumsum([0, *(f.size for f in factors)]).tolist()
+    flat = lab.input(np.concatenate([f.ravel() for f in factors]))
+    term = LowRank(lab.input(h), flat, tuple(ranks), tuple(starts[:-1].tolist()), tuple(offsets[:-1]))
+    parts = [h[:, a:b].astype(np.float64) @ f.T for a, b, f in zip(starts, starts[1:], factors, strict=False)]
+    return term, np.concatenate(parts, axis=1)
+
+
+def matmul_epilogue(lab, arith, rows, columns, *ranks):
+    """y (+)= x W^T + h B^T + residual with three segments of ternary weights."""
+    widths = (80, 16, 48)
+    weight, values = weight_of(lab.device, "ternary", columns, *widths)
+    lora, term = adapters_of(lab, widths, ranks, rows)
+    residual, start = normal(rows, weight.rows, seed=1), normal(rows, weight.rows, seed=2)
+    out, accumulate = lab.output(rows, weight.rows, initial=start), arith == "f32"
+    (x, qscale, given), part = rows_for(lab, weight, rows), weight.parts[0]
+    if arith == "f32":
+        x, qscale, given = lab.input(given.astype(np.float32)), None, given.astype(np.float32)
+    problem = Problem(
+        rows,
+        weight.rows,
+        columns,
+        out=Operand(out.tensor),
+        a=Operand(x),
+        b=Operand(part.tensor, store=part.store).T,
+        epilogue=Epilogue(lora=lora, residual=lab.input(residual), accumulate=accumulate),
+        segments=weight.segments,
+        qscale=qscale,
+    )
+    matmul(lab.plan, problem)
+    return lambda: {"y": (out.value, given @ values.T + term + residual + accumulate * start)}
 
 
 def matmul_backward(lab, m, n, k, rank):
     """dx = dy W + dh A."""
     dy, w, dh, a = normal(m, k), normal(k, n), normal(m, rank), normal(rank, n)
-    out = lab.output(m, n)
-    lora = LowRank("kn", lab.input(dh), lab.input(a), (rank,), (0,), (0,))
-    matmul(lab.plan, out.tensor, lab.input(dy), lab.input(w), m=m, n=n, k=k, b_layout="kn", lora=lora)
+    out, lora = lab.output(m, n), LowRank(lab.input(dh), lab.input(a), (rank,), (0,), (0,))
+    operands = Operand(out.tensor), Operand(lab.input(dy)), Operand(lab.input(w))
+    matmul(lab.plan, Problem(m, n, k, *operands, Epilogue(lora=lora)))
     return lambda: {"dx": (out.value, dy.astype(np.float64) @ w + dh.astype(np.float64) @ a)}
 
 
 def matmul_splits(lab, splits, m, n, k):
-    """A long reduction in parts, then their sum, added to what is there."""
-    a, b, start = normal(k, padded(m)), normal(k, n, seed=1), normal(m, n, seed=2)
-    parts, out = lab.output(splits, m, n), lab.output(m, n, initial=start)
-    sizes = {"m": m, "n": n, "k": k, "splits": splits, "alpha": 0.5}
-    matmul(lab.plan, parts.exact, lab.input(a), lab.input(b), a_layout="col", b_layout="kn", **sizes)
-    sum_splits(lab.plan, out.tensor, parts.exact, accumulate=True)
-    return lambda: {"sum": (out.value, start + 0.5 * a[:, :m].T.astype(np.float64) @ b)}
+    """A long reduction in parts, then their sum, added to what is there: columns of wider matrices, and alpha."""
+    a, b, start = normal(k, m + 24), normal(k, n + 32, seed=1), normal(m, n + 32, seed=2)
+    parts, out = lab.output(splits, m, n), lab.output(m, n + 32, initial=start)
+    operands = Operand(parts.exact), Operand(lab.input(a), 16).T, Operand(lab.input(b), 8)
+    matmul(lab.plan, Problem(m, n, k, *operands, Epilogue(alpha=0.5), splits=splits))
+    sum_splits(lab.plan, out.tensor, parts.exact, accumulate=True, o_off=16)
+    want = start.astype(np.float64)
+    want[:, 16 : 16 + n] += 0.5 * a[:, 16 : 16 + m].T.astype(np.float64) @ b[:, 8 : 8 + n]
+    return lambda: {"sum": (out.value, want)}
 
 
-def matvec_dense(lab, dtype, rows, out, inner):
-    dense = stored(normal(out, inner), dtype)
-    x, y = normal(rows, inner, seed=1), lab.rows(rows, out)
-    added = lab.rows(rows, out, pad(normal(rows, out)))
-    weight = dense_weight(lab.device, [dense], "weight")
-    for result, accumulate in ((y, False), (added, True)):
-        matvec_forward(lab.plan, result.tensor, lab.padded(x), weight, rows=rows, accumulate=accumulate)
-    want = x.astype(np.float64) @ dense.float32().T
-    return lambda: {"y": (y.value, want), "added": (added.value, want + normal(rows, out))}
-
-
-def matvec_ternary(lab, rows, out, inner, rank):
-    """Three segments with an adapter on the last."""
-    (codes, T), (segments, scale) = ternary(out, inner), segments_of(out)
-    words, qscale, value = quantised(normal(rows, inner))
-    begin = segments.ends[1]
-    h, factor, y = normal(rows, rank), normal(out - begin, rank), lab.rows(rows, out)
-    lora = LowRank("nk", lab.input(h), lab.input(factor), (0, 0, rank), (0, 0, 0), (0, 0, 0))
-    part = Part(0, out, lab.input(pack_blocks(codes)))
-    weight = Weight(out, inner, "ternary", segments, (part,), int8_input=True)
-    matvec_forward(lab.plan, y.tensor, lab.input(words), weight, rows=rows, qscale=lab.input(qscale), lora=lora)
-    want = value @ (T * scale[:, None]).T
-    want[:, begin:] += h @ factor.T
-    return lambda: {"y": (y.value, want)}
+def matvec_adapters(lab, stores, rows, columns, *ranks):
+    """y = x W^T + h B^T with three segments."""
+    widths = (64, 32, 80)
+    weight, values = weight_of(lab.device, stores, columns, *widths)
+    (x, qscale, given), y = rows_for(lab, weight, rows), lab.output(rows, weight.rows)
+    lora, term = adapters_of(lab, widths, ranks, rows)
+    matvec_forward(lab.plan, y.tensor, x, weight, rows=rows, qscale=qscale, lora=lora)
+    return lambda: {"y": (y.value, given @ values.T + term)}
 
 
 def _source(lab, kind, rows, width, head_dim=8):
@@ -156,23 +223,26 @@ def _source(lab, kind, rows, width, head_dim=8):
     return Source(kind, lab.input(parts), stats=lab.input(stats), head_dim=head_dim), value.reshape(rows, width)
 
 
-def matvec_source(lab, kind, arith, rows, width):
-    """The norm before a projection, its adapters' A, and with int8 its quantiser."""
-    quantise = arith == "int8"
+def matvec_source(lab, kind, arith, rows, width, normed=True):
+    """The norm before a projection (or none), its adapters' A, and with int8 its quantizer."""
+    quantize = arith == "int8"
     source, v = _source(lab, kind, rows, width)
     weight, a, h = normal(width, seed=5), normal(12, width, seed=6), lab.output(rows, 12)
     ld, state = padded(width), lab.state()
-    out = lab.output(rows, ld // 4, dtype="u32") if quantise else lab.output(rows, ld)
-    qscale = lab.output(rows, 2, dtype="u32") if quantise else None
-    buffers = {"weight": lab.input(pad(weight[None])[0]), "qscale": qscale.tensor if quantise else None}
+    out = lab.output(rows, ld // 4, dtype="u32") if quantize else lab.output(rows, ld)
+    qscale = lab.output(rows, 2, dtype="u32") if quantize else None
+    buffers = {
+        "weight": lab.input(pad(weight[None])[0]) if normed else None,
+        "qscale": qscale.tensor if quantize else None,
+    }
     down = Down(h.tensor, lab.padded(a), ((0, 2.0), (4, 0.5)))
     shape = {"rows": rows, "width": width, "eps": EPS, "record_id": 3}
     matvec_input(lab.plan, out.tensor, source, state.tensor, down=down, **shape, **buffers)
-    n = v / np.sqrt((v**2).mean(1, keepdims=True) + EPS) * weight
+    n = v / np.sqrt((v**2).mean(1, keepdims=True) + EPS) * weight if normed else v
 
     def results():
         found = {"h": (h.value, n @ a.T * np.repeat([2.0, 0.5], [4, 8])), "state": (state.value, np.zeros(16))}
-        if not quantise:
+        if not quantize:
             return found | {"n": (out.value, n)}
         codes, s = quantize_forward(n)
         off = out.value.view(np.int8)[:, :width] - codes.astype(np.int16)  # float32 may round a near tie the other way

@@ -9,6 +9,7 @@ import numpy as np
 import wgpu
 
 from lorawgpu.errors import DeviceError, UserError
+from lorawgpu.gpu.capabilities import Capabilities
 from lorawgpu.gpu.tensor import DTYPES, Tensor
 
 # WebGPU's guaranteed limits: every kernel is planned within these. All are named, because wgpu-py would ask for the
@@ -152,6 +153,11 @@ class Device:
     @property
     def is_cpu(self) -> bool:
         return self.info["adapter_type"] == "CPU"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        memory = self.limits["max-compute-workgroup-storage-size"]
+        return Capabilities(self.is_cpu, memory, frozenset(self.features))
 
     @property
     def max_binding(self) -> int:

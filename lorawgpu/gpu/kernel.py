@@ -1,8 +1,9 @@
-"""Load a shader, specialise it strictly, and keep one pipeline per specialisation.
+"""Load a shader, specialize it strictly, and keep one pipeline per specialization.
 
-A kernel is a file `shaders/<stem>.wgsl`, or `<stem>.wgsl.j2` for the few register-tiled ones that are unrolled by a
-template; a template may import macros from `common/<name>.wgsl.j2`. `// uses: common/<name>.wgsl` appends a shared
-snippet after the main file, so its line numbers stay true.
+A kernel is a file `shaders/<stem>.wgsl`, or `<stem>.wgsl.j2` where a template unrolls it or picks its snippets; a
+template may import macros from `common/<name>.wgsl.j2`. `// uses: common/<name>.wgsl` appends a shared snippet after
+the main file. A directive of a snippet (`enable f16;`) goes to the top of all, as WGSL demands. Line numbers in a
+driver's message stay those of the main file.
 """
 
 import re
@@ -18,6 +19,7 @@ from lorawgpu.errors import DeviceError
 
 SHADERS = Path(__file__).parent.parent / "shaders"
 _USES = re.compile(r"^// uses: (common/\w+\.wgsl)$", re.M)
+_DIRECTIVE = re.compile(r"^[ \t]*((?:enable|requires|diagnostic)\b[^;\n]*;)", re.M)
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<([^>]*)>\s*(\w+)")
 _OVERRIDE = re.compile(r"^override (\w+)\s*:", re.M)
 _PARAMS = re.compile(r"^struct Params \{([^}]*)\}", re.M)
@@ -57,7 +59,13 @@ def load(stem: str, template: tuple = ()) -> str:
             seen.add(name)
             code += "\n" + _read(name)
             queue += _USES.findall(_read(name))
-    return code
+    return _directives_first(code)
+
+
+def _directives_first(code: str) -> str:
+    """Each directive once and before everything else, on the first line: no line moves."""
+    found = dict.fromkeys(_DIRECTIVE.findall(code))
+    return " ".join([*found, _DIRECTIVE.sub("", code)]) if found else code
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Kernel:
 
 
 class KernelCache:
-    """Compiles kernels on first use; one shader module per file and template, one pipeline per specialisation."""
+    """Compiles kernels on first use; one shader module per file and template, one pipeline per specialization."""
 
     def __init__(self, device):
         self.device, self._kernels, self._modules = device, {}, {}

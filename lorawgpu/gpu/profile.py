@@ -16,7 +16,7 @@ def profile(plan, names: list) -> dict:
     above that of a plain run by the gaps between passes. Empty without timestamp queries.
     """
     device = plan.device
-    if "timestamp-query" not in device.features:
+    if "timestamp-query" not in device.capabilities.features:
         return {}
     stamps = _Stamps(device)
     records = [r for name in names for r in plan.sections[name]]
@@ -63,7 +63,7 @@ class Clock:
 
     def __init__(self, plans: list):
         device = plans[0].device
-        if "timestamp-query" not in device.features:
+        if "timestamp-query" not in device.capabilities.features:
             raise ValueError(f"{device.name} has no timestamp queries")
         self.plans, self.count, self._stamps = plans, 0, _Stamps(device)
         self._outer = [plan.begin_pass for plan in plans]

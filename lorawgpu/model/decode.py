@@ -68,7 +68,7 @@ class Scratch:
 
 def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
     """The last hidden state of the tokens in `rows` (ops.decode_state), in scratch; their k and v go to the caches."""
-    parts = [(p.start, p.tensor) for p in c.model.embedding.parts]
+    parts = c.model.embedding.parts
     shape = {"rows": c.rows, "width": c.config.hidden_size}
     x = s.x
     embedding_forward(c.plan, x, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)

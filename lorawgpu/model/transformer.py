@@ -7,9 +7,8 @@ from lorawgpu.ops.embedding import embedding_forward
 
 def embed(c, x):
     """x [rows, C] = the embedding of the batch's ids."""
-    parts = [(p.start, p.tensor) for p in c.model.embedding.parts]
     shape = {"rows": c.rows, "width": c.config.hidden_size}
-    embedding_forward(c.plan, x, c.batch.ids, parts, scale=c.config.embed_scale, **shape)
+    embedding_forward(c.plan, x, c.batch.ids, c.model.embedding.parts, scale=c.config.embed_scale, **shape)
 
 
 def transformer_forward(c, checkpointing: bool):

@@ -87,7 +87,7 @@ def _record(plan, kernel, cut, sizes, scale, products, residues=0, **tensors):
     template = {
         "head_dim": sizes.head_dim,
         "group": sizes.group // cut.shares,
-        "software": plan.device.is_cpu,
+        "software": plan.device.capabilities.software,
         **cut.tile._asdict(),
     }
     plan.record(

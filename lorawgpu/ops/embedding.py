@@ -1,34 +1,29 @@
-"""Embedding lookup. Equations: shaders/embedding.wgsl."""
+"""Embedding lookup. Equations: shaders/embedding.wgsl.j2."""
 
-from lorawgpu.gpu import padded
 from lorawgpu.ops.checks import expect, expect_rows, fold_elements
-
-FORMATS = {"f32": 0, "bf16": 1, "f16": 2}
 
 
 def embedding_forward(plan, x, ids, parts, *, rows, width, scale=1.0):
     """x [rows, width] = table[ids] * scale.
 
-    ids i32 [rows]; parts: the table split by rows, a list of (first row, Tensor [part rows, padded(width)] as stored:
-    bf16, f16 or f32). One record a part; together they must cover every id.
+    ids i32 [rows]; parts: the `Part`s of a `Weight`, one record each; together they must cover every id.
+    ValueError for a store whose rows cannot be looked up.
     """
     ld = expect_rows(rows, width, x=x)
     expect("ids", ids, (rows,), "i32")
-    for row_start, part in parts:
-        expect("part", part, (part.shape[0], padded(width)), *FORMATS)
+    for part in parts:
+        store, table = part.store, part.tensor
+        if store.row_snippet is None:
+            raise ValueError(f"{table.label}: rows of a {store.name} table cannot be looked up")
+        expect("part", table, store.shape(part.rows, ld), store.dtype)
         plan.record(
             "embedding",
             "forward",
             fold_elements(rows * ld),
-            overrides={"FORMAT": FORMATS[part.dtype]},
-            params={"rows": rows, "ld4": ld // 4, "row_start": row_start, "part_rows": part.shape[0], "scale": scale},
-            nbytes=_moved(x, ids, part),
+            template={"store": store.row_snippet},
+            params={"rows": rows, "ld4": ld // 4, "row_start": part.start, "part_rows": part.rows, "scale": scale},
+            nbytes=x.nbytes + ids.nbytes + x.size * table.nbytes // (part.rows * ld),  # a row of the table for each id
             ids=ids,
-            part=part,
+            part=table,
             x=x,
         )
-
-
-def _moved(x, ids, part) -> int:
-    """Bytes: one row of the table for each id."""
-    return x.nbytes + ids.nbytes + x.nbytes * part.nbytes // (part.size * 4)

@@ -5,22 +5,22 @@ follows uses h and dh as they are: y += h B^T, dB += dy^T h, dA += dh^T d(x), dx
 """
 
 from dataclasses import dataclass
-from math import gcd
 
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
-from lorawgpu.ops.linear import split_matmul
-from lorawgpu.ops.matmul import DEPTH, SHORT, LowRank, Segments, matmul, sum_splits
-
-# A long reduction is summed in parts, by its length alone, so that a forward has the same bits in every batch:
-SPLIT_TERMS = 256  # terms of a part,
-FEW_SPLITS = 4  # or half as many where that makes fewer parts than this,
-MAX_SPLITS = 32  # and more where it makes more than this.
-SEGMENT_ALIGN = 64  # rows of a skinny tile: a tile must not straddle two linears
-
-
-def _splits(terms: int) -> int:
-    return max(1, min(FEW_SPLITS, terms * 2 // SPLIT_TERMS), min(MAX_SPLITS, terms // SPLIT_TERMS))
+from lorawgpu.ops.matmul import (
+    ROW_ALIGN,
+    Epilogue,
+    LowRank,
+    Operand,
+    Problem,
+    Segments,
+    common_span,
+    matmul,
+    split_matmul,
+    splits_by_length,
+    sum_splits,
+)
 
 
 def _same_scale(group) -> bool:
@@ -30,34 +30,17 @@ def _same_scale(group) -> bool:
 def lora_down(plan, work, h, x, group, params, *, rows, width, step=None, p=0.0):
     """h [rows, rank] = scale d(x) A^T for all paths of `group` at once, path by path where dropout differs."""
     columns = group.paths[0].a.stored[1]
+
+    def product(source, a, rank, scale, h_off=0):
+        out, epilogue = Operand(h, h_off), Epilogue(alpha=scale)
+        problem = Problem(rows, rank, columns, out, Operand(source), Operand(a).T, epilogue)
+        split_matmul(plan, work, problem, splits_by_length(columns))
+
     if p == 0.0 and _same_scale(group):
-        return split_matmul(
-            plan,
-            work,
-            h,
-            x,
-            group.a_all(params),
-            m=rows,
-            n=group.rank,
-            k=columns,
-            alpha=group.paths[0].scale,
-            splits=_splits(columns),
-        )
+        return product(x, group.a_all(params), group.rank, group.paths[0].scale)
     for path in group.paths:
         source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
-        split_matmul(
-            plan,
-            work,
-            h,
-            source,
-            params.view(path.a.start, path.a.stored),
-            m=rows,
-            n=path.rank,
-            k=columns,
-            o_off=path.h,
-            alpha=path.scale,
-            splits=_splits(columns),
-        )
+        product(source, params.view(path.a.start, path.a.stored), path.rank, path.scale, path.h)
         if p:
             work.give(source)
 
@@ -77,12 +60,12 @@ def lora_up(group, h, params):
     for path in group.paths:
         ranks[path.index], h_offs[path.index] = path.rank, path.h
         f_offs[path.index] = path.b.start - group.paths[0].a.start
-    return LowRank("nk", h, group.span(params), tuple(ranks), tuple(h_offs), tuple(f_offs))
+    return LowRank(h, group.span(params), tuple(ranks), tuple(h_offs), tuple(f_offs))
 
 
 def lora_back(group, dh, params):
     """The term dh A that `linear_backward` adds (without dropout)."""
-    return LowRank("kn", dh, group.span(params), (group.rank,), (0,), (0,))
+    return LowRank(dh, group.span(params), (group.rank,), (0,), (0,))
 
 
 @dataclass(frozen=True)
@@ -96,15 +79,15 @@ class _Sums:
     @staticmethod
     def take(plan, work, group, grads, rows):
         span = group.span(grads)
-        splits = max(1, min(_splits(rows), plan.device.max_binding // span.nbytes))
+        splits = max(1, min(splits_by_length(rows), plan.device.max_binding // span.nbytes))
         out = span if splits == 1 else work.take((splits, span.size), label="adapter gradients in parts")
         return _Sums(out, group.paths[0].a.start, splits)
 
-    def product(self, plan, a, b, start, *, n, **kwargs):
-        """The part of each split of a^T b, for the tensor (or neighbours of one width n) from element `start` on."""
-        slab = self.out.shape[-1]
-        layout = {"a_layout": "col", "b_layout": "kn", "o_off": start - self.first, "ldo": n, "slab": slab}
-        matmul(plan, self.out, a, b, n=n, splits=self.splits, accumulate=self.splits == 1, **layout, **kwargs)
+    def product(self, plan, start, *, m, n, k, a, b, **options):
+        """The part of each split of a^T b, for the tensor (or neighbors of one width n) from element `start` on."""
+        out, epilogue = Operand(self.out, start - self.first, n), Epilogue(accumulate=self.splits == 1)
+        slabs = {"splits": self.splits, "slab": self.out.shape[-1]}
+        matmul(plan, Problem(m, n, k, out, a.T, b, epilogue, **slabs, **options))
 
     def give(self, plan, work, group, grads):
         """Add the parts to the flat buffer, in order and all tensors at once."""
@@ -117,7 +100,7 @@ class _Sums:
 def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width, step=None, p=0.0):
     """dh [rows, rank] = scale dy B; grads: dB += dy^T h, dA += dh^T d(x). dy [rows, fused output], x [rows, width]."""
     sums = _Sums.take(plan, work, group, grads, rows)
-    if span := _common_span(group):
+    if span := _shared_span(group):
         _dh_fused(plan, work, dh, dy, group, params, rows, span)
         _dB_fused(plan, sums, dy, h, group, rows)
     else:
@@ -132,93 +115,69 @@ def _dA(plan, work, sums, dh, x, group, *, rows, width, step, p):
     """dA of all paths at once; path by path where each has its own dropout."""
     start, (_, columns) = group.paths[0].a.start, group.paths[0].a.stored
     if p == 0.0:
-        return sums.product(plan, dh, x, start, m=group.rank, n=columns, k=rows)
+        return sums.product(plan, start, m=group.rank, n=columns, k=rows, a=Operand(dh), b=Operand(x))
     for path in group.paths:
         source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
-        sums.product(plan, dh, source, path.a.start, m=path.rank, n=columns, k=rows, a_off=path.h)
+        operands = {"a": Operand(dh, path.h), "b": Operand(source)}
+        sums.product(plan, path.a.start, m=path.rank, n=columns, k=rows, **operands)
         work.give(source)
 
 
-def _common_span(group) -> int:
-    """Columns of a fused output that one workgroup can reduce for any of its linears: a divisor of all their widths,
-    SPLIT_TERMS or a few times that. 0 where their adapters cannot be served by one product."""
+def _shared_span(group) -> int:
+    """Terms of a part of dh when one product serves all linear layers of a group; 0 when their adapters differ."""
     paths = group.paths
-    common = gcd(*(p.width for p in paths))
-    alike = len(paths) == len(group.columns) and len({p.rank for p in paths}) == 1 and _same_scale(group)
-    if not alike or common % SEGMENT_ALIGN:
-        return 0
-    few = max(SPLIT_TERMS, group.columns[-1] // MAX_SPLITS)
-    return next(common // n for n in range(max(1, common // few), 0, -1) if common % (n * DEPTH) == 0)
+    every = len(paths) == len(group.columns)
+    same = len({path.rank for path in paths}) == 1 and _same_scale(group)
+    widths = [path.width for path in paths]
+    return common_span(widths) if every and same and not any(width % ROW_ALIGN for width in widths) else 0
 
 
 def _dh_fused(plan, work, dh, dy, group, params, rows, span):
-    """dh of all linears of a group in one product over their columns: each split lies within one linear."""
+    """dh of all linear layers of a group in one product over their columns: each split lies within one of them."""
     rank, ends = group.paths[0].rank, tuple(end // span for end in group.columns)
     with plan.scope("lora_dh"):
         parts = work.take((ends[-1], rows, rank), label="split sums")
-        matmul(
-            plan,
-            parts,
-            dy,
-            group.b_all(params),
-            m=rows,
-            n=rank,
-            k=group.columns[-1],
-            b_layout="kn",
-            alpha=group.paths[0].scale,
+        problem = Problem(
+            rows,
+            rank,
+            group.columns[-1],
+            out=Operand(parts),
+            a=Operand(dy),
+            b=Operand(group.b_all(params)),
+            epilogue=Epilogue(alpha=group.paths[0].scale),
             splits=ends[-1],
         )
+        matmul(plan, problem)
         sum_splits(plan, dh, parts, accumulate=False, ends=ends)
         work.give(parts)
 
 
 def _dB_fused(plan, sums, dy, h, group, rows):
-    """dB of all linears of a group in one product: the rows of each meet their own columns of h."""
+    """dB of all linear layers of a group in one product: the rows of each meet their own columns of h."""
     rank, outputs = group.paths[0].rank, group.columns[-1]
-    sizes = {"m": outputs, "n": rank, "k": rows, "tile": "skinny"}
     segments = Segments(group.columns, (1.0,) * len(group.columns))
+    sizes = {"m": outputs, "n": rank, "k": rows, "a": Operand(dy), "b": Operand(h)}
     with plan.scope("lora_dB"):
-        sums.product(plan, dy, h, group.paths[0].b.start, **sizes, shift=rank, segments=segments)
+        sums.product(plan, group.paths[0].b.start, **sizes, shift=rank, segments=segments)
 
 
 def _dh_dB_by_path(plan, work, sums, dh, dy, h, group, params, rows):
     for path in group.paths:
+        dys = Operand(dy, path.column)
         with plan.scope("lora_dh"):
-            split_matmul(
-                plan,
-                work,
-                dh,
-                dy,
-                params.view(path.b.start, path.b.stored),
-                m=rows,
-                n=path.rank,
-                k=path.width,
-                b_layout="kn",
-                a_off=path.column,
-                o_off=path.h,
-                alpha=path.scale,
-                splits=_splits(path.width),
-            )
+            b, epilogue = Operand(params.view(path.b.start, path.b.stored)), Epilogue(alpha=path.scale)
+            problem = Problem(rows, path.rank, path.width, Operand(dh, path.h), dys, b, epilogue)
+            split_matmul(plan, work, problem, splits_by_length(path.width))
         with plan.scope("lora_dB"):
-            sizes = {"m": path.width, "n": path.rank, "k": rows}
-            sums.product(plan, dy, h, path.b.start, **sizes, a_off=path.column, b_off=path.h)
+            sums.product(plan, path.b.start, m=path.width, n=path.rank, k=rows, a=dys, b=Operand(h, path.h))
 
 
 def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p):
     """dx += mask (dh A) / (1 - p), path by path: with dropout the term cannot ride in the product's epilogue."""
     part = work.take((rows, padded(width)), label="dh A")
     for path in group.paths:
-        matmul(
-            plan,
-            part,
-            dh,
-            params.view(path.a.start, path.a.stored),
-            m=rows,
-            n=path.a.stored[1],
-            k=path.rank,
-            b_layout="kn",
-            a_off=path.h,
-            tile=SHORT,
-        )
+        a = Operand(params.view(path.a.start, path.a.stored))
+        problem = Problem(rows, a.stride, path.rank, Operand(part), Operand(dh, path.h), a, few_terms=True)
+        matmul(plan, problem)
         dropout_add(plan, dx, part, step, layer=group.layer, module=path.module, rows=rows, width=width, p=p)
     work.give(part)

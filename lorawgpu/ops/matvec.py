@@ -1,10 +1,9 @@
-"""Linear layers for one to eight rows, as decoding has them. Equations: shaders/matvec.wgsl.j2, matvec_input.wgsl.j2"""
+"""Linear layers for one to eight rows, as in decoding. Equations: shaders/matvec.wgsl.j2, matvec_input.wgsl.j2."""
 
 from dataclasses import dataclass
 
 from lorawgpu.gpu import Tensor, padded
 from lorawgpu.ops.checks import fold
-from lorawgpu.ops.linear import in_part
 from lorawgpu.ops.matmul import NEVER, NO_LORA
 
 MAX_ROWS = 8  # sums of all rows and lanes fill WebGPU's 16 KiB of workgroup memory
@@ -30,24 +29,24 @@ def unroll_of(steps: int, most: int) -> int:
 def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumulate=False):
     """y [rows, weight.rows] (+)= x W^T (+ lora): as ops.linear.linear_forward, for at most MAX_ROWS rows.
 
-    lora: a matmul.LowRank of kind "nk". ValueError for more rows.
+    lora: a matmul.LowRank. ValueError for more rows.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"matvec {y.label}: {rows} rows, want 1 to {MAX_ROWS}")
     for part in weight.parts:
-        segments, low_rank = in_part(part, weight, lora)
+        segments, low_rank = weight.within(part, lora)
         _record(plan, y, x, weight, part, segments, low_rank, rows, qscale, accumulate)
 
 
 def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
-    int8, quads = qscale is not None, (part.stop - part.start) // 4
+    int8, quads, store = qscale is not None, part.rows // 4, part.store
     terms = weight.columns // (16 if int8 else 4)
     team = team_of(terms, weight.rows // 4)
     params = {
         "N4": quads,
         "K": terms,
         "lda4": x.shape[1] // 4,
-        "ldb4": weight.stride if weight.store == "ternary" else weight.stride // 4,
+        "ldb4": weight.columns // 4,
         "b_off4": 0,
         "ldo": y.shape[1],
         "o_off": part.start,
@@ -65,12 +64,12 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         "team": team,
         "unroll": unroll_of(-(-terms // team), max(2, (UNROLL if int8 else UNROLL // 2) // rows)),
         "arith": "int8" if int8 else "f32",
-        "store": "ternary_int8" if int8 else weight.store,
+        "store": store.int8_snippet if int8 else store.name,
         "lora": lora is not None,
         "accumulate": accumulate,
     }
     grid = fold(-(-quads // (LANES // team)))
-    flops = 2.0 * rows * (part.stop - part.start) * weight.columns
+    flops = 2.0 * rows * part.rows * weight.columns
     plan.record("matvec", "main", grid, params=params, template=template, flops=flops, **buffers)
 
 
@@ -119,7 +118,7 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
         "source": source.kind,
         "act": source.act,
         "norm": weight is not None,
-        "quantised": qscale is not None,
+        "quantized": qscale is not None,
         "lora": down is not None,
         "ahead": SPLITS_AHEAD,
     }

@@ -1,49 +1,92 @@
-"""Frozen weight matrices on the GPU, as they are stored: ternary in 2 bits, dense in bf16, f16 or f32.
-
-A `Weight` is what a linear layer needs to know of one: its stored size, the shader snippet that reads it
-(`shaders/common/weight_<store>.wgsl`), its segments, and its row parts. A new store is a snippet and a builder here.
-"""
+"""Frozen weight matrices on the GPU, exactly as they are stored (ops/stores.py)."""
 
 from dataclasses import dataclass
+from functools import singledispatch
+from itertools import accumulate, groupby
 
 import numpy as np
 
-from lorawgpu.gpu.tensor import DTYPES, PAD, Tensor, padded
+from lorawgpu.gpu.tensor import DTYPES, PAD, padded
 from lorawgpu.ops.matmul import Segments
+from lorawgpu.ops.stores import STORES, TERNARY, Store
+from lorawgpu.ops.weight import Part, Weight
+from lorawgpu.weights.tensors import Dense, Ternary
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows [start, stop) of a weight, in one binding."""
+class Lines:
+    """A matrix on the host as the device stores it: `data` [lines, elements], both axes of the matrix padded to 16."""
 
-    start: int
-    stop: int
-    tensor: Tensor
+    store: Store
+    data: np.ndarray
+    scale: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        return len(self.data) * self.store.rows
+
+    @property
+    def columns(self) -> int:
+        return self.store.columns(self.data.shape[1])
 
 
-@dataclass(frozen=True)
-class Weight:
-    """`rows` x `columns` as stored (both padded to 16, the padding worth zero), split by rows into bindings.
+@singledispatch
+def lines_of(matrix) -> Lines:
+    """A matrix of weights/tensors.py packed for the device. A new kind registers its own function."""
+    raise TypeError(f"{type(matrix).__name__} is not a matrix that a device can hold")
 
-    `segments`: where matrices that were stacked by rows end, with each one's scale.
-    `int8_input`: its input is quantised per token (BitLinear).
+
+@lines_of.register
+def _(matrix: Dense) -> Lines:
+    return Lines(STORES[matrix.dtype], pad_matrix(matrix.data))
+
+
+@lines_of.register
+def _(matrix: Ternary) -> Lines:
+    return Lines(TERNARY, pack_blocks(codes(matrix)), float(matrix.scale))
+
+
+def stack_weight(device, matrices: list, label: str) -> Weight:
+    """Matrices stacked by rows, each kept exactly as stored, whether or not their stores are the same."""
+    stacked = [lines_of(matrix) for matrix in matrices]
+    weight = empty_weight(device, [(m.store, m.rows, m.scale) for m in stacked], stacked[0].columns, label)
+    for matrix, end in zip(stacked, weight.segments.ends, strict=True):
+        start = end - matrix.rows
+        for part in weight.parts:
+            first, last = max(start, part.start), min(end, part.stop)
+            if first < last:
+                per_line = part.store.rows
+                lines = matrix.data[(first - start) // per_line : (last - start) // per_line]
+                device.write_at(part.tensor, (first - part.start) // per_line * lines.shape[1], lines)
+    return weight
+
+
+def empty_weight(device, stacked: list, columns: int, label: str) -> Weight:
+    """A zeroed weight for matrices of (store, padded rows, scale) and `columns` (padded), stacked by rows.
+
+    It is cut where the store changes and where a binding is full. Where parts end is part of the result's bits: a
+    transposed product adds them one after another.
     """
+    ends = tuple(accumulate(rows for _, rows, _ in stacked))
+    parts, start = [], 0
+    for store, run in groupby(zip(stacked, ends, strict=True), key=lambda pair: pair[0][0]):
+        *_, (_, stop) = run
+        parts += _cut(device, store, start, stop, columns, label)
+        start = stop
+    return Weight(ends[-1], columns, Segments(ends, tuple(scale for *_, scale in stacked)), tuple(parts))
 
-    rows: int
-    columns: int
-    store: str
-    segments: Segments
-    parts: tuple
-    int8_input: bool = False
 
-    @property
-    def stride(self) -> int:
-        """The row stride as `matmul` counts it: elements, or 4 x 4 blocks of a ternary store."""
-        return self.columns // 4 if self.store == "ternary" else self.columns
-
-    @property
-    def nbytes(self) -> int:
-        return sum(p.tensor.nbytes for p in self.parts)
+def _cut(device, store: Store, start: int, stop: int, columns: int, label: str) -> list[Part]:
+    """Zeroed parts for rows [start, stop), each within one binding and of whole padded lots of lines."""
+    _, width = store.shape(stop - start, columns)
+    line_bytes = width * np.dtype(DTYPES[store.dtype]).itemsize
+    step = store.rows * max(PAD // store.rows, device.max_binding // line_bytes // PAD * PAD)
+    parts = []
+    for first in range(start, stop, step):
+        last = min(first + step, stop)
+        shape = store.shape(last - first, columns)
+        parts.append(Part(first, last, device.tensor(shape, store.dtype, f"{label}[{first}:]", "weights"), store))
+    return parts
 
 
 def pack_blocks(codes: np.ndarray) -> np.ndarray:
@@ -67,60 +110,6 @@ def pad_vector(vector: np.ndarray) -> np.ndarray:
     return np.pad(vector, (0, padded(len(vector)) - len(vector)))
 
 
-def empty_parts(device, rows: int, columns: int, store: str, label: str) -> tuple:
-    """The parts of a weight, zeroed: `rows` x `columns` (padded) cut by rows, each within one binding.
-
-    A line of the stored array is one row, of a ternary store four. Where parts end is part of the result's bits: a
-    transposed product adds them one after another.
-    """
-    per_line, dtype = (4, "u32") if store == "ternary" else (1, store)
-    width = columns // per_line  # of a line in elements: a ternary one is a word for 4 x 4 codes
-    line_bytes = width * np.dtype(DTYPES[dtype]).itemsize
-    step = per_line * max(PAD // per_line, device.max_binding // line_bytes // PAD * PAD)
-    spans = [(start, min(start + step, rows)) for start in range(0, rows, step)]
-    return tuple(
-        Part(start, stop, device.tensor(((stop - start) // per_line, width), dtype, f"{label}[{start}:]", "weights"))
-        for start, stop in spans
-    )
-
-
-def _fill(device, parts: tuple, blocks: list):
-    """Write stacked blocks of lines into `parts`, which they fill."""
-    step, at = parts[0].tensor.shape[0], 0
-    for block in blocks:
-        for line in range(0, len(block), step):
-            piece = block[line : line + step]
-            while len(piece):
-                part, offset = divmod(at, step)
-                count = min(len(piece), step - offset)
-                tensor = parts[part].tensor
-                device.write_at(tensor, offset * tensor.shape[1], piece[:count])
-                piece, at = piece[count:], at + count
-
-
-def dense_weight(device, matrices: list, label: str) -> Weight:
-    """Stack dense matrices (`tensors.Dense`) by rows, kept exactly as stored.
-
-    Matrices of different dtypes are widened to float32, which is exact.
-    """
-    dtype = matrices[0].dtype if len({m.dtype for m in matrices}) == 1 else "f32"
-    blocks = [pad_matrix(m.data if m.dtype == dtype else m.float32()) for m in matrices]
-    ends = tuple(np.cumsum([len(b) for b in blocks]).tolist())
-    parts = empty_parts(device, ends[-1], blocks[0].shape[1], dtype, label)
-    _fill(device, parts, blocks)
-    return Weight(ends[-1], blocks[0].shape[1], dtype, Segments(ends, (1.0,) * len(ends)), parts)
-
-
-def ternary_weight(device, matrices: list, label: str) -> Weight:
-    """Stack ternary matrices (`tensors.Ternary`) by rows."""
-    blocks = [pack_blocks(codes(m)) for m in matrices]
-    ends = tuple((4 * np.cumsum([len(b) for b in blocks])).tolist())
-    parts = empty_parts(device, ends[-1], 4 * blocks[0].shape[1], "ternary", label)
-    _fill(device, parts, blocks)
-    segments = Segments(ends, tuple(float(m.scale) for m in matrices))
-    return Weight(ends[-1], 4 * blocks[0].shape[1], "ternary", segments, parts, int8_input=True)
-
-
 def codes(matrix) -> np.ndarray:
-    """T + 1 of a `tensors.Ternary`, uint8 [out, in], from its packed store."""
+    """T + 1 of a `tensors.Ternary`, uint8 [out, in], from its packed rows."""
     return np.concatenate([matrix.packed >> 2 * i & 3 for i in range(4)])[: matrix.out]

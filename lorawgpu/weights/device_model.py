@@ -6,7 +6,8 @@ from functools import cached_property
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.spec import GROUPS, LayerSpec
 from lorawgpu.gpu.tensor import Tensor, padded
-from lorawgpu.weights.device import Weight, dense_weight, pad_vector, ternary_weight
+from lorawgpu.ops.weight import Weight
+from lorawgpu.weights.device import pad_vector, stack_weight
 from lorawgpu.weights.tensors import EMBEDDING
 
 
@@ -87,9 +88,7 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
     def projection(layer, group):
         names = [f"model.layers.{layer}.{path}.weight" for path in GROUPS[group]]
         progress(f"layers.{layer}.{group}")
-        if config.ternary:
-            return ternary_weight(device, [checkpoint.ternary(n) for n in names], f"layers.{layer}.{group}")
-        return dense_weight(device, [checkpoint.dense(n) for n in names], f"layers.{layer}.{group}")
+        return stack_weight(device, [checkpoint.matrix(n) for n in names], f"layers.{layer}.{group}")
 
     def layer(index, spec):
         weights = {group: projection(index, group) for group in GROUPS}
@@ -97,9 +96,9 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
         return Layer(index, spec, weights, norms)
 
     progress("embedding")
-    embedding = dense_weight(device, [checkpoint.dense(EMBEDDING)], "embedding")
+    embedding = stack_weight(device, [checkpoint.matrix(EMBEDDING)], "embedding")
     layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
     head = embedding
     if not config.tie_word_embeddings:
-        head = dense_weight(device, [checkpoint.dense(checkpoint.head_name)], "lm_head")
+        head = stack_weight(device, [checkpoint.matrix(checkpoint.head_name)], "lm_head")
     return Model(config, embedding, layers, norm("model.norm"), head)

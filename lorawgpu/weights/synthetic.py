@@ -9,12 +9,12 @@ from lorawgpu.families.rope import Rope
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import Plan, padded
 from lorawgpu.ops.checks import WG, fold_elements
-from lorawgpu.ops.matmul import Segments
-from lorawgpu.weights.device import Weight, empty_parts
+from lorawgpu.ops.stores import STORES, TERNARY
+from lorawgpu.weights.device import empty_weight
 from lorawgpu.weights.device_model import Layer, Model
-from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint
+from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, is_linear
 
-KINDS = {"ternary": 0, "bf16": 1, "f32": 2, "one": 3}
+ONES = 3  # `kind` of random.wgsl; those of stores: ops/stores.py
 
 
 def shape_config(*, layers, hidden, heads, kv_heads, head_dim, mlp, vocab, bitnet=False, tied=True, theta=1e4):
@@ -60,66 +60,66 @@ SHAPES = {
 }
 
 
-def empty_model(device, config: ModelConfig, store_of: Callable[[list[str]], str]) -> Model:
-    """The buffers of a model, which hold zeros. `store_of`: how dense matrices of these names are stored together."""
+def empty_model(device, config: ModelConfig, store_of: Callable[[str], str]) -> Model:
+    """The buffers of a model, which hold zeros. `store_of`: the store (ops/stores.py) of the matrix of a name."""
 
-    def weight(label, names, widths, columns, ternary):
-        rows, columns = sum(padded(w) for w in widths), padded(columns)
-        ends = tuple(sum(padded(w) for w in widths[: i + 1]) for i in range(len(widths)))
-        store = "ternary" if ternary else store_of(names)
-        parts = empty_parts(device, rows, columns, store, label)
-        scales = (columns**-0.5,) * len(widths) if ternary else (1.0,) * len(widths)
-        return Weight(rows, columns, store, Segments(ends, scales), parts, ternary)
+    def weight(label, names, shapes):
+        columns, stacked = padded(shapes[0][1]), []
+        for name, (rows, _) in zip(names, shapes, strict=True):
+            store = STORES[store_of(name)]
+            stacked.append((store, padded(rows), columns**-0.5 if store.scaled else 1.0))
+        return empty_weight(device, stacked, columns, label)
 
     def norm(width):
         return device.tensor((padded(width),), label="norm", kind="weights")
 
-    def projection(layer, shapes, group):
-        paths = GROUPS[group]
-        names = [f"model.layers.{layer}.{path}.weight" for path in paths]
-        widths = [shapes[path][0] for path in paths]
-        return weight(f"layers.{layer}.{group}", names, widths, shapes[paths[0]][1], bool(config.ternary))
+    def projection(index, shapes, group):
+        names = [f"model.layers.{index}.{path}.weight" for path in GROUPS[group]]
+        return weight(f"layers.{index}.{group}", names, [shapes[path] for path in GROUPS[group]])
 
     def layer(index, spec):
         shapes = spec.linear_shapes()
         weights = {group: projection(index, shapes, group) for group in GROUPS}
         return Layer(index, spec, weights, {role: norm(spec.norm_width(role)) for role in spec.norms.paths()})
 
-    embedding = weight("embedding", [EMBEDDING], [config.vocab_size], config.hidden_size, False)
+    table = [(config.vocab_size, config.hidden_size)]
+    embedding = weight("embedding", [EMBEDDING], table)
     layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
-    head = embedding
-    if not config.tie_word_embeddings:
-        head = weight("lm_head", [HEAD], [config.vocab_size], config.hidden_size, False)
+    head = embedding if config.tie_word_embeddings else weight("lm_head", [HEAD], table)
     return Model(config, embedding, layers, norm(config.hidden_size), head)
 
 
 def outline(device, checkpoint: Checkpoint) -> Model:
     """The buffers that `load_model` would fill, from the headers of the checkpoint alone."""
-
-    def store_of(names):  # as weights.dense_weight decides
-        stores = {checkpoint.store(name) for name in names}
-        return stores.pop() if len(stores) == 1 else "f32"
-
-    return empty_model(device, checkpoint.config, store_of)
+    return empty_model(device, checkpoint.config, checkpoint.store)
 
 
 def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model:
-    """A model of random weights: dense ones N(0, 1/in) in `store` (bf16 or f32), ternary ones uniform over -1, 0, 1."""
-    model, plan = empty_model(device, config, lambda names: store), Plan(device, kernels)
+    """A model of random weights: dense ones N(0, 1/in) in `store`, those of a ternary model uniform over -1, 0, 1.
+
+    ValueError for a store that random.wgsl cannot fill.
+    """
+
+    def store_of(name):
+        return TERNARY.name if config.ternary and is_linear(name) else store
+
+    if STORES[store].random is None:
+        raise ValueError(f"there are no random weights in {store}")
+    model, plan = empty_model(device, config, store_of), Plan(device, kernels)
     seeds = iter(range(1 << 30))
 
     def fill(tensor, kind, scale):
         words = tensor.nbytes // 4
         grid = fold_elements(words, 1)
-        params = {"count": words, "stride": grid[0] * WG, "kind": KINDS[kind], "seed": next(seeds), "scale": scale}
+        params = {"count": words, "stride": grid[0] * WG, "kind": kind, "seed": next(seeds), "scale": scale}
         plan.record("random", "main", grid, params=params, out=tensor)
 
     norms = [norm for layer in model.layers for norm in layer.norms.values()] + [model.norm]
     with plan.section("fill"):
         for weight in model.matrices().values():
             for part in weight.parts:
-                fill(part.tensor, weight.store, weight.columns**-0.5)
+                fill(part.tensor, part.store.random, weight.columns**-0.5)
         for tensor in norms:
-            fill(tensor, "one", 1.0)
+            fill(tensor, ONES, 1.0)
     plan.run("fill")
     return model

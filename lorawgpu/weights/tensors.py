@@ -68,9 +68,16 @@ class Checkpoint(ABC):
     def dense(self, name: str) -> Dense:
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
+    def matrix(self, name: str) -> "Dense | Ternary":
+        """The weight of a linear layer, the embedding or the head, as the device is to hold it."""
+        return self.ternary(name) if self._is_ternary(name) else self.dense(name)
+
     def store(self, name: str) -> str:
-        """The dtype of `dense(name)`."""
-        return self.dense(name).dtype  # memory-mapped: reads no data
+        """The store (ops/stores.py) of `matrix(name)`."""
+        return "ternary" if self._is_ternary(name) else self.dense(name).dtype  # a mapped file reads no data
+
+    def _is_ternary(self, name: str) -> bool:
+        return self.config.ternary is not None and is_linear(name)
 
     @abstractmethod
     def ternary(self, name: str) -> Ternary:

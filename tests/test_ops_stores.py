@@ -1,0 +1,56 @@
+"""Every store in every product that reads it, alone and fused with another: values exactly as they are stored."""
+
+import numpy as np
+import pytest
+from oplab import Lab, check
+
+from lorawgpu.doctor import matmul as cases
+from lorawgpu.ops.embedding import embedding_forward
+from lorawgpu.ops.stores import STORES, TERNARY
+
+SIZES = [(35, 96, 48, 16, 64), (3, 512, 300)]  # rows, columns and rows of each stacked matrix
+MIXED = ["bf16 f32", "f16 f32 bf16"]
+
+
+@pytest.mark.parametrize("product", [cases.forward, cases.transposed, cases.matvec])
+@pytest.mark.parametrize("stores", [*STORES, *MIXED])
+def test_products(plan, product, stores):
+    for rows, *sizes in SIZES:
+        check(plan, product, (stores, min(rows, 8) if product is cases.matvec else rows, *sizes))
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_embedding(plan, name):
+    """Whole and in parts, it is exact; values that are subnormal in f16 are among them."""
+    if STORES[name].row_snippet:
+        for columns, *widths in ((123, 7), (2560, 5, 1, 17), (1, 2, 3)):
+            check(plan, cases.embedding, (name, columns, *widths), tolerance=0.0)
+
+
+def test_every_store_is_tried():
+    assert cases.MATRICES.keys() == STORES.keys()
+
+
+def test_a_ternary_table_has_no_rows_to_look_up(plan):
+    lab = Lab(plan)
+    weight, _ = cases.weight_of(lab.device, "ternary", 16, 16)
+    ids, x = lab.input(np.zeros(1, np.int32)), lab.rows(1, 16)
+    with lab.section, pytest.raises(ValueError, match="rows of a ternary table cannot be looked up"):
+        embedding_forward(plan, x.tensor, ids, weight.parts, rows=1, width=16)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_shapes_are_of_whole_blocks(name):
+    store = STORES[name]
+    lines, elements = store.shape(48, 32)
+    assert lines * store.rows == 48 and store.columns(elements) == 32
+
+
+def test_a_matrix_of_broken_blocks_is_refused():
+    with pytest.raises(ValueError, match="blocks of 4 x 4 weights; a matrix of 6 x 16"):
+        TERNARY.shape(6, 16)
+
+
+def test_stores_that_read_different_rows_are_not_fused(plan):
+    with pytest.raises(ValueError, match=r"f32, ternary cannot be fused"):
+        cases.weight_of(plan.device, "ternary f32", 16, 16, 16)
