@@ -207,7 +207,7 @@ def test_a_second_run_in_one_folder(tmp_path, capsys, train_main):
 def test_a_lock_leaves_no_folder_behind(tmp_path):
     with only_run_in(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()
-        with pytest.raises(UserError, match="another run is training"), only_run_in(tmp_path / "a" / "b"):
+        with pytest.raises(UserError, match="another run is using"), only_run_in(tmp_path / "a" / "b"):
             pass
     assert not list(tmp_path.iterdir())
 
