@@ -216,7 +216,7 @@ def test_an_output_dir_that_cannot_be_written(tmp_path, capsys, train_main):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     for name, words in (
-        ("link", "a link to nowhere"),
+        ("link", "a broken link"),
         ("a" * 300, "File name too long"),
         ("file/x", "Not a directory"),
     ):
