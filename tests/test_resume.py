@@ -224,7 +224,7 @@ def test_a_second_run_in_one_folder(tmp_path, capsys, train_main):
 def test_a_lock_leaves_no_folder_behind(tmp_path):
     with only_run_in(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()
-        with pytest.raises(UserError, match="another run is training"), only_run_in(tmp_path / "a" / "b"):
+        with pytest.raises(UserError, match="another run is using"), only_run_in(tmp_path / "a" / "b"):
             pass
     assert not list(tmp_path.iterdir())
 
@@ -233,7 +233,7 @@ def test_an_output_dir_that_cannot_be_written(tmp_path, capsys, train_main):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     for name, words in (
-        ("link", "a link to nowhere"),
+        ("link", "a broken link"),
         ("a" * 300, "File name too long"),
         ("file/x", "Not a directory"),
     ):
