@@ -168,7 +168,8 @@ def test_identities():
 CRASHES = """
 import os, sys
 from pathlib import Path
-from lorawgpu import atomic, checkpoint
+from lorawgpu.files import atomic
+from lorawgpu.train import checkpoint
 from tests.test_checkpoint import same, snapshot
 
 def crash_at(k, run):
@@ -231,7 +232,7 @@ def test_a_crash_between_any_two_changes_of_the_disk_loses_nothing(tmp_path):
 SAVES = """
 import sys
 from pathlib import Path
-from lorawgpu import checkpoint
+from lorawgpu.train import checkpoint
 from tests.test_checkpoint import snapshot
 run, step = Path(sys.argv[1]), int(sys.argv[2])
 while True:
