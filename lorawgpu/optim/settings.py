@@ -1,11 +1,11 @@
-"""The optimizer's settings and their defaults, which the YAML schema reads too. No GPU is needed here."""
+"""The settings of AdamW and their defaults, which the config's schema reads: this module imports nothing of ours."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """Those of PyTorch's AdamW; `max_grad_norm` 0 does not clip."""
+    """PyTorch's; `max_grad_norm` 0 does not clip."""
 
     beta1: float = 0.9
     beta2: float = 0.999
