@@ -159,8 +159,8 @@ def test_random_models_hold_what_their_stores_mean(device, kernels):
     assert dense.std() == pytest.approx(tiny.hidden_size**-0.5, rel=0.05)
     sizes = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 160, "vocab": 320}
     bitnet = synthetic_model(device, kernels, shape_config(**sizes, bitnet=True))
-    assert bitnet.layers[0].down.int8_input and not bitnet.head.int8_input
-    assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].down)))) == {-1, 0, 1}
+    assert bitnet.layers[0].weights["down"].int8_input and not bitnet.head.int8_input
+    assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].weights["down"])))) == {-1, 0, 1}
     assert set(device.read(bitnet.norm)) == {1.0}
     with pytest.raises(ValueError, match="no random weights in f16"):
         synthetic_model(device, kernels, tiny, "f16")
