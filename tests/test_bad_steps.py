@@ -28,11 +28,11 @@ class Poisoned(Trainer):
     def _step(self, batch):
         tensors = self.engine.tensors()
         name = next(n for n in tensors if "layers.1.mlp.gate_proj.lora_B" in n)
-        if self.standing.step + 1 == self.at:
+        if self.state.step + 1 == self.at:
             self.kept = {part: self.engine.tensors(part) for part in ("params", "m", "v")}
             tensors[name] = np.full_like(tensors[name], self.value)
             self.engine.load("params", tensors)
-        if self.standing.step + 1 == self.healed:
+        if self.state.step + 1 == self.healed:
             for part in ("m", "v"):
                 for name, tensor in self.engine.tensors(part).items():
                     assert np.array_equal(tensor, self.kept[part][name]), name
@@ -53,7 +53,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_named(tmp_path, runs, 
     assert [(r["step"], r["bad_steps"]) for r in bad] == [(3, 1), (4, 2)]
     assert all(r["bad_step"] == "layers.1.gate_up" for r in bad), bad
     assert [r["loss"] is None for r in records if "loss" in r] == [False, False, True, True, False, False]
-    assert trainer.standing.bad.bad_total == 2 and trainer.standing.bad.bad_run == 0
+    assert trainer.state.bad.bad_total == 2 and trainer.state.bad.bad_run == 0
     out, err = capsys.readouterr()
     assert "step 3: skipped, layers.1.gate_up is not finite" in err
     assert "2 steps were not finite" in out
@@ -132,7 +132,7 @@ class Stumbling(Trainer):
 
     def _step(self, batch):
         kept = self.engine.tensors()
-        if stumbles := self.standing.step + 1 in (4, 8):
+        if stumbles := self.state.step + 1 in (4, 8):
             self.engine.load("params", {name: np.full_like(tensor, math.nan) for name, tensor in kept.items()})
         real = self.engine.step
 
@@ -183,7 +183,7 @@ def test_steps_without_a_target_are_skipped_and_counted(tmp_path, runs, capsys):
 
     trainer.run.batches.step_batches = step_batches
     assert trainer.train() == 0
-    assert trainer.standing.skipped == 1
+    assert trainer.state.skipped == 1
     assert "1 steps without a target were skipped" in capsys.readouterr().out
 
 

@@ -43,7 +43,7 @@ def stopping_at(step: int) -> type[Trainer]:
 
     class Stopped(Trainer):
         def _step(self, batch):
-            if self.standing.step + 1 == step:
+            if self.state.step + 1 == step:
                 signal.raise_signal(signal.SIGTERM)
             super()._step(batch)
 
@@ -96,7 +96,7 @@ def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, runs, 
 
     class Killed(Trainer):
         def _step(self, batch):
-            if self.standing.step == 7:
+            if self.state.step == 7:
                 raise ZeroDivisionError  # nothing gets a chance to save
             super()._step(batch)
 
@@ -128,18 +128,18 @@ def test_resume_from_a_named_checkpoint_into_another_folder(tmp_path, runs, whol
 
 def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path, runs, whole):
     branch = runs.trainer(everything(tmp_path, "branch"), str(whole))
-    assert branch.standing.step == STEPS
+    assert branch.state.step == STEPS
     itself = runs.trainer(everything(tmp_path, "whole"), str(whole))
-    assert itself.standing.step == STEPS
+    assert itself.state.step == STEPS
 
 
 def test_bad_step_counters_and_best_are_resumed(tmp_path, runs):
     trainer = runs.trainer(everything(tmp_path, "a"), kind=stopping_at(4))
     trainer.train()
-    trainer.standing.bad = trainer.standing.bad.__class__(False, 1, 2, None, 4)
+    trainer.state.bad = trainer.state.bad.__class__(False, 1, 2, None, 4)
     trainer._save()
     resumed = runs.trainer(everything(tmp_path, "a"), "auto")
-    assert resumed.standing == trainer.standing and resumed.standing.best["step"] in (2, 4)
+    assert resumed.state == trainer.state and resumed.state.best["step"] in (2, 4)
     state = resumed.engine.steps_state()
     assert (state.bad_run, state.bad_total, state.steps) == (1, 2, 4)
 

@@ -135,7 +135,7 @@ def test_micro_batches_of_every_kind_of_step_are_prepared_ahead_but_not_consumed
     stream = trainer.run.batches.step_batches()
     expected = [next(stream).position for _ in range(2)][-1]
     assert trainer.train() == 0
-    assert trainer.standing.data == expected
+    assert trainer.state.data == expected
 
 
 # Held-out data
@@ -152,15 +152,15 @@ def test_evaluation_best_checkpoint_and_patience(tmp_path, runs, capsys):
     assert trainer.train() == 0
     evaluations = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "eval_loss" in r]
     best = min(evaluations, key=lambda r: r["eval_loss"])
-    assert trainer.standing.best == {"step": best["step"], "loss": best["eval_loss"]}
-    assert evaluations[-1]["step"] == best["step"] + 6 == trainer.standing.step < 120
+    assert trainer.state.best == {"step": best["step"], "loss": best["eval_loss"]}
+    assert evaluations[-1]["step"] == best["step"] + 6 == trainer.state.step < 120
     assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {
         f"checkpoint-{best['step']}", f"checkpoint-{evaluations[-1]['step']}",
     }  # fmt: skip
     assert best["eval_perplexity"] == pytest.approx(math.exp(best["eval_loss"]))
     again = evaluate_source(trainer.engine, trainer.run.data.validation)
     assert again.loss == evaluations[-1]["eval_loss"]
-    step, out = trainer.standing.step, capsys.readouterr().out
+    step, out = trainer.state.step, capsys.readouterr().out
     early = f"stopped early after step {step} of 120: 2 evaluations in a row without a better held-out loss; raise"
     assert f"{step} steps, " in out and f"\n{early} early_stopping_patience" in out
     assert f"adapter: {tmp_path / 'out'} (of step {step}; the best one is that of checkpoint-{best['step']})" in out

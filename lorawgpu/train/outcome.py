@@ -8,14 +8,14 @@ from lorawgpu.train.resume import TrainerState
 from lorawgpu.train.setup import Run
 
 
-def why_over(run: Run, standing: TrainerState) -> str | None:
+def why_over(run: Run, state: TrainerState) -> str | None:
     """Why no step follows this one, and what would make one; None while steps are left."""
     total, patience = run.schedule.total_steps, run.config.early_stopping_patience
-    if standing.step >= total:
-        return f"step {standing.step} is the last one; raise max_steps or num_epochs to go on"
-    if patience is not None and standing.stale >= patience:
+    if state.step >= total:
+        return f"step {state.step} is the last one; raise max_steps or num_epochs to go on"
+    if patience is not None and state.stale >= patience:
         return (
-            f"stopped early after step {standing.step} of {total}: {standing.stale} evaluations in a row without a "
+            f"stopped early after step {state.step} of {total}: {state.stale} evaluations in a row without a "
             "better held-out loss; raise early_stopping_patience to go on"
         )
     return None
@@ -31,20 +31,20 @@ def beside_base(loss: float, base: float | None) -> str:
     return "" if base is None or loss < base else f", no better than the base model's {base:.4f}"
 
 
-def summary(run: Run, standing: TrainerState, steps: str, base: float | None) -> str:
+def summary(run: Run, state: TrainerState, steps: str, base: float | None) -> str:
     """The last words of a run. `steps`: what it did in this process."""
-    early = (why := why_over(run, standing)) and standing.step < run.schedule.total_steps
+    early = (why := why_over(run, state)) and state.step < run.schedule.total_steps
     text = steps
-    if standing.bad.bad_total:
-        text += f"; {standing.bad.bad_total} steps were not finite and changed nothing"
-    if standing.skipped:
-        text += f"; {standing.skipped} steps without a target were skipped"
+    if state.bad.bad_total:
+        text += f"; {state.bad.bad_total} steps were not finite and changed nothing"
+    if state.skipped:
+        text += f"; {state.skipped} steps without a target were skipped"
     if early:
         text += f"\n{why}"
-    which = f"of step {standing.step}"
-    if best := standing.best:
+    which = f"of step {state.step}"
+    if best := state.best:
         path = run.folder / checkpoint_name(best["step"])
         note = beside_base(best["loss"], base)
         text += f"\nbest held-out loss {best['loss']:.4f} at step {best['step']}{note}: {path}"
-        which += ", which is the best" if best["step"] == standing.step else f"; the best one is that of {path.name}"
+        which += ", which is the best" if best["step"] == state.step else f"; the best one is that of {path.name}"
     return f"{text}\nadapter: {run.folder} ({which})"

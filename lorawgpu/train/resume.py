@@ -117,11 +117,11 @@ def _other_files(saved: dict[str, str], current: dict[str, str]) -> str:
 
 def restore(engine: Engine, snapshot: Snapshot) -> TrainerState:
     """Put a snapshot on the GPU, bad-step counters included; returns where it stands."""
-    standing = TrainerState.from_json(snapshot.state)
+    state = TrainerState.from_json(snapshot.state)
     for part, tensors in (("params", snapshot.adapter), ("m", snapshot.m), ("v", snapshot.v)):
         engine.load(part, tensors)
-    engine.device.write(engine.state, pack_state(standing.bad))
-    return standing
+    engine.device.write(engine.state, pack_state(state.bad))
+    return state
 
 
 def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
@@ -131,9 +131,9 @@ def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
     return changed + differences(snapshot.state["environment"], environment(device))
 
 
-def take_snapshot(run: Run, engine: Engine, standing: TrainerState) -> Snapshot:
+def take_snapshot(run: Run, engine: Engine, state: TrainerState) -> Snapshot:
     """Read the adapter and its moments back; waits for the GPU."""
-    state = standing.to_json() | {
+    values = state.to_json() | {
         "identity": run.identity,
         "data_files": run.data.files,
         "environment": environment(engine.device),
@@ -141,4 +141,4 @@ def take_snapshot(run: Run, engine: Engine, standing: TrainerState) -> Snapshot:
         "today": run.text.template.now.isoformat() if run.text.template else None,
     }
     parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]
-    return Snapshot(run.lora, *parts, state)
+    return Snapshot(run.lora, *parts, values)

@@ -43,11 +43,11 @@ class Trainer:
         self.exchange = engine.exchange
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
-            self.standing = restore(engine, snapshot) if snapshot else TrainerState()
+            self.state = restore(engine, snapshot) if snapshot else TrainerState()
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.plan = plan_of(run, engine)  # once everything is on the device
         self.saved: Path | None = None  # the last checkpoint of this run
-        self.saved_at = self.standing.step  # of the last one
+        self.saved_at = self.state.step  # of the last one
         self.fed: dict[int, np.ndarray] = {}  # samples of each step that was not reported yet
         self.work = 0.0  # operations since the last read-back that waited
         self.since = time.perf_counter()
@@ -60,7 +60,7 @@ class Trainer:
         """
         folder = self.run.folder
         self.progress = self._open_progress(folder)
-        over = why_over(self.run, self.standing)
+        over = why_over(self.run, self.state)
         done = over and f"finished already: {over}"
         try:
             with device_errors(), Interrupts(self._notice) as interrupts:
@@ -76,68 +76,68 @@ class Trainer:
         finally:
             self.progress.close()
         if self.exchange.leads:
-            print(summary(self.run, self.standing, done or self.progress.summary(), self.base))
+            print(summary(self.run, self.state, done or self.progress.summary(), self.base))
         return 0
 
     def _open_progress(self, folder: Path) -> Progress:
         """The progress line over the run folder's log; `base` is the base model's held-out loss, if it is there."""
         self.base, total = None, self.run.schedule.total_steps
         if not self.exchange.leads:
-            return Progress(NoLog(), total, self.standing.step, open(os.devnull, "w"))
+            return Progress(NoLog(), total, self.state.step, open(os.devnull, "w"))
         folder.mkdir(parents=True, exist_ok=True)
         kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
-        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, loggers)
-        if not self.standing.step:
+        log = MetricsLog(folder / METRICS_FILE, self.state.step or None, loggers)
+        if not self.state.step:
             log.write(0, plan=self.plan, total_steps=total)
         self.base = base_loss(folder / METRICS_FILE)
-        progress = Progress(log, total, self.standing.step)
+        progress = Progress(log, total, self.state.step)
         notes = [f"this run will not end as the one before would have: {note}" for note in self.notes]
         for note in filter(None, kept + notes):
             progress.message(f"note: {note}")
         return progress
 
     def _loop(self, interrupts: Interrupts) -> None:
-        if not self.standing.step and self.config.eval_steps:
+        if not self.state.step and self.config.eval_steps:
             self._look_at_base()
-        with Prefetch(self.run.batches.step_batches(self.standing.data)) as batches:
+        with Prefetch(self.run.batches.step_batches(self.state.data)) as batches:
             while not self._finished():
                 self._step(next(batches))
                 if self._signal(interrupts):
                     break
-        if self.saved is None or self.saved.name != checkpoint_name(self.standing.step):
+        if self.saved is None or self.saved.name != checkpoint_name(self.state.step):
             self._save()
 
     def _finished(self) -> bool:
-        return why_over(self.run, self.standing) is not None
+        return why_over(self.run, self.state) is not None
 
     def _signal(self, interrupts: Interrupts) -> int:
         """The signal that stops the run, whichever process received it; 0: none."""
         return max(signum for (signum,) in self.exchange.gather((interrupts.signum or 0,)))
 
     def _step(self, batch: StepBatch) -> None:
-        here = self.standing
-        lr = self.run.schedule.lr(here.step)
-        here.step += 1
-        divisor = self.engine.step(batch.micro_batches, here.step, lr)
+        state = self.state
+        lr = self.run.schedule.lr(state.step)
+        state.step += 1
+        divisor = self.engine.step(batch.micro_batches, state.step, lr)
         if divisor:
             self.work += sum(self.engine.flops(own) for _, own in share(self.exchange, batch.micro_batches))
-            self.fed[here.step] = batch.samples
-            self._note(self.reader.push(here.step))
+            self.fed[state.step] = batch.samples
+            self._note(self.reader.push(state.step))
         else:
-            here.skipped += 1
-        here.data = batch.position
+            state.skipped += 1
+        state.data = batch.position
         self.progress.advance(batch.tokens)
-        if divisor and (here.step == 1 or self._due(self.config.logging_steps)):
+        if divisor and (state.step == 1 or self._due(self.config.logging_steps)):
             self._log(lr, divisor)
         improved = self._due(self.config.eval_steps) and self._evaluate()
-        overdue = here.step // self.config.save_steps > self.saved_at // self.config.save_steps
+        overdue = state.step // self.config.save_steps > self.saved_at // self.config.save_steps
         if improved or (overdue and self._going_well()):
             self._save()
 
     def _due(self, every: int | None) -> bool:
         """Every so many steps, and at the last one."""
-        step = self.standing.step
+        step = self.state.step
         return every is not None and (step % every == 0 or step == self.run.schedule.total_steps)
 
     # Watching
@@ -145,7 +145,7 @@ class Trainer:
     def _note(self, reports: list[Report]) -> None:
         """Count and log bad steps among reports. CheckFailed when there were too many in a row."""
         for report in reports:
-            self.standing.bad = report.state
+            self.state.bad = report.state
             samples = self.fed.pop(report.step)
             if not report.state.bad:
                 continue
@@ -176,14 +176,14 @@ class Trainer:
         return reports[-1] if reports else None
 
     def _log(self, lr: float, divisor: int) -> None:
-        here, report = self.standing, self._drain()
+        state, report = self.state, self._drain()
         metrics = self.engine.objective.metrics(report.sums, divisor)
         if report.state.bad:
             metrics = dict.fromkeys(metrics, math.nan)
-        more = {"epoch": here.data.epoch, "bad_steps": here.bad.bad_total, "gpu_bytes": self.engine.device.memory.total}
+        more = {"epoch": state.data.epoch, "bad_steps": state.bad.bad_total, "gpu_bytes": self.engine.device.memory.total}
         loss = metrics.pop("loss")
-        self.progress.logged(here.step, loss, lr, report.grad_norm, **metrics, **more)
-        here.metrics = {"loss": None if math.isnan(loss) else loss}
+        self.progress.logged(state.step, loss, lr, report.grad_norm, **metrics, **more)
+        state.metrics = {"loss": None if math.isnan(loss) else loss}
         self._set_pace()
 
     def _set_pace(self) -> None:
@@ -199,7 +199,7 @@ class Trainer:
         with self.progress.paused():
             self._drain()
             if self.samples.prompts:
-                self.progress.log.write(self.standing.step, samples=self.samples.answers())
+                self.progress.log.write(self.state.step, samples=self.samples.answers())
             held_out = self.run.data.validation
             result = evaluate_source(self.engine, held_out) if held_out is not None else None
         self.work, self.since = 0.0, time.perf_counter()
@@ -219,16 +219,16 @@ class Trainer:
 
     def _judge(self, result: Evaluation) -> bool:
         """Log an evaluation; whether it is the best so far."""
-        here = self.standing
-        best = math.isfinite(result.loss) and (here.best is None or result.loss < here.best["loss"])
+        state = self.state
+        best = math.isfinite(result.loss) and (state.best is None or result.loss < state.best["loss"])
         if best:
-            here.best, here.stale = {"step": here.step, "loss": result.loss}, 0
+            state.best, state.stale = {"step": state.step, "loss": result.loss}, 0
         else:
-            here.stale += 1
+            state.stale += 1
         numbers = {"eval_loss": result.loss, "eval_perplexity": result.perplexity, "eval_tokens": result.tokens}
-        self.progress.log.write(here.step, **numbers)
+        self.progress.log.write(state.step, **numbers)
         verdict = f", the best{beside_base(result.loss, self.base)}" if best else ""
-        self.progress.message(f"step {here.step}: held-out loss {result.loss:.4f}{verdict}")
+        self.progress.message(f"step {state.step}: held-out loss {result.loss:.4f}{verdict}")
         return best
 
     # Saving
@@ -236,7 +236,7 @@ class Trainer:
     def _going_well(self) -> bool:
         """Whether the last step was finite. In a bad run the checkpoints before it must not be pruned away."""
         self._drain()
-        return not self.standing.bad.bad_run
+        return not self.state.bad.bad_run
 
     def _save(self) -> None:
         """A checkpoint, and fewer old ones. CheckFailed when the model is broken: then nothing is saved or removed."""
@@ -245,17 +245,17 @@ class Trainer:
             _, finite = try_out(self.run, self.engine)
             if not all(fine for (fine,) in self.exchange.gather((int(finite),))):
                 raise CheckFailed(
-                    f"step {self.standing.step} not saved: with its adapter the model computes values that are not "
+                    f"step {self.state.step} not saved: with its adapter the model computes values that are not "
                     f"finite{self._also()}. {self._cure()}. {self._fallback()}"
                 )
             if self.exchange.leads:
                 self._write_checkpoint(prune=well)
-            self.saved = self.run.folder / checkpoint_name(self.standing.step)
-            self.saved_at = self.standing.step
+            self.saved = self.run.folder / checkpoint_name(self.state.step)
+            self.saved_at = self.state.step
         self.work, self.since = 0.0, time.perf_counter()
 
     def _write_checkpoint(self, prune: bool) -> None:
-        snapshot = take_snapshot(self.run, self.engine, self.standing)
+        snapshot = take_snapshot(self.run, self.engine, self.state)
         try:
             save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
         except CheckFailed as error:
@@ -264,7 +264,7 @@ class Trainer:
             prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
 
     def _best(self) -> Path | None:
-        best = self.standing.best
+        best = self.state.best
         return self.run.folder / checkpoint_name(best["step"]) if best else None
 
     def _fallback(self) -> str:
@@ -280,5 +280,5 @@ class Trainer:
             print(text, file=sys.stderr, flush=True)
 
     def _interrupted(self, signum: int) -> int:
-        self.progress.message(f"stopped after step {self.standing.step}, saved {self.saved}; --resume continues")
+        self.progress.message(f"stopped after step {self.state.step}, saved {self.saved}; --resume continues")
         return exit_code(signum)
