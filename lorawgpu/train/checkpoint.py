@@ -32,7 +32,7 @@ from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 
-_SEALED = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE)
+_FILES = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE)
 _NAME = re.compile(CHECKPOINT_PATTERN)
 _REPLACED = re.compile(rf"\.({CHECKPOINT_PATTERN})\.replaced")
 _log = logging.getLogger(__name__)
@@ -64,23 +64,23 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
     run.mkdir(parents=True, exist_ok=True)
     _sweep(run)
     final = run / checkpoint_name(snapshot.state["step"])
-    beside = run / f".{final.name}.partial"
+    partial = run / f".{final.name}.partial"
     try:
-        write_adapter(beside, snapshot.lora, snapshot.adapter, base_model_name)
+        write_adapter(partial, snapshot.lora, snapshot.adapter, base_model_name)
         moments = {
             f"{part}.{name}": np.ascontiguousarray(tensor, np.float32)
             for part, tensors in (("m", snapshot.m), ("v", snapshot.v))
             for name, tensor in tensors.items()
         }
-        write_synced(beside / OPTIMIZER_FILE, safetensors.numpy.save(moments))
-        state = snapshot.state | {"files": {name: _seal(beside / name) for name in _SEALED}}
-        write_synced(beside / STATE_FILE, json.dumps(state, indent=1, allow_nan=False).encode())
-        sync_folder(beside)
+        write_synced(partial / OPTIMIZER_FILE, safetensors.numpy.save(moments))
+        state = snapshot.state | {"files": {name: _fingerprint(partial / name) for name in _FILES}}
+        write_synced(partial / STATE_FILE, json.dumps(state, indent=1, allow_nan=False).encode())
+        sync_folder(partial)
         if final.exists():
             final.rename(run / f".{final.name}.replaced")
-        beside.rename(final)
+        partial.rename(final)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)  # a full disk is what made most of these fail
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk is what made most of these fail
         raise
     sync_folder(run)
     _sweep(run)
@@ -102,7 +102,7 @@ def _sweep(run: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -134,13 +134,13 @@ def newest_checkpoint(run: Path) -> Path | None:
 def _read_state(path: Path) -> dict[str, Any]:
     """`trainer_state.json` of a whole checkpoint; UserError that says what is broken."""
     state = read_json_object(path / STATE_FILE)
-    seals = state.pop("files", None)
-    if type(state.get("step")) is not int or not isinstance(seals, dict) or set(seals) != set(_SEALED):
+    fingerprints = state.pop("files", None)
+    if type(state.get("step")) is not int or not isinstance(fingerprints, dict) or set(fingerprints) != set(_FILES):
         raise UserError(f"{path / STATE_FILE}: not the state of a checkpoint")
-    for name in _SEALED:
+    for name in _FILES:
         if not (path / name).is_file():
             raise UserError(f"{path}: {name} is missing")
-        if _seal(path / name) != seals[name]:
+        if _fingerprint(path / name) != fingerprints[name]:
             raise UserError(f"{path}: {name} is not the file that was saved (cut short or changed)")
     return state
 

@@ -10,7 +10,7 @@ from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 from lorawgpu.train.setup import Run
 
-TRIED = 64  # tokens that the adapter is tried on
+PROBE_TOKENS = 64  # tokens that the adapter is tried on
 
 
 def save_final(run: Run, engine: Engine, fallback: str) -> None:
@@ -48,7 +48,7 @@ def try_out(run: Run, engine: Engine, adapter: bool = True) -> tuple[np.ndarray,
     Of the logits alone one could not say it: a quantiser makes numbers of what is none.
     """
     sample = next(source for source in run.data.train if len(source))[0]
-    cut = type(sample)(sample.input_ids[:TRIED], sample.labels[:TRIED])
+    cut = type(sample)(sample.input_ids[:PROBE_TOKENS], sample.labels[:PROBE_TOKENS])
     engine.begin()
     logits = engine.logits(flatten([cut], bucket(len(cut), run.capacity)), np.array([len(cut) - 1]), adapter)
     return logits, bool(np.isfinite(logits).all()) and not engine.steps_state().bad

@@ -13,9 +13,9 @@ def why_over(run: Run, state: TrainerState) -> str | None:
     total, patience = run.schedule.total_steps, run.config.early_stopping_patience
     if state.step >= total:
         return f"step {state.step} is the last one; raise max_steps or num_epochs to go on"
-    if patience is not None and state.stale >= patience:
+    if patience is not None and state.evals_since_best >= patience:
         return (
-            f"stopped early after step {state.step} of {total}: {state.stale} evaluations in a row without a "
+            f"stopped early after step {state.step} of {total}: {state.evals_since_best} evaluations in a row without a "
             "better held-out loss; raise early_stopping_patience to go on"
         )
     return None
@@ -26,7 +26,7 @@ def base_loss(metrics: Path) -> float | None:
     return next((r["base_eval_loss"] for r in read_metrics(metrics) if r.get("base_eval_loss") is not None), None)
 
 
-def beside_base(loss: float, base: float | None) -> str:
+def compared_to_base(loss: float, base: float | None) -> str:
     """What has to be said of a held-out loss that is no better than that of the base model."""
     return "" if base is None or loss < base else f", no better than the base model's {base:.4f}"
 
@@ -44,7 +44,7 @@ def summary(run: Run, state: TrainerState, steps: str, base: float | None) -> st
     which = f"of step {state.step}"
     if best := state.best:
         path = run.folder / checkpoint_name(best["step"])
-        note = beside_base(best["loss"], base)
+        note = compared_to_base(best["loss"], base)
         text += f"\nbest held-out loss {best['loss']:.4f} at step {best['step']}{note}: {path}"
         which += ", which is the best" if best["step"] == state.step else f"; the best one is that of {path.name}"
     return f"{text}\nadapter: {run.folder} ({which})"

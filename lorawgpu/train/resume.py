@@ -34,7 +34,7 @@ class TrainerState:
     skipped: int = 0  # steps without a target
     bad: StepState = GOOD  # as of the last report
     best: dict | None = None  # {"step", "loss"} of the best evaluation
-    stale: int = 0  # evaluations since then
+    evals_since_best: int = 0  # evaluations since then
     metrics: dict = field(default_factory=dict)  # what was logged last
 
     def to_json(self) -> dict:
@@ -46,7 +46,7 @@ class TrainerState:
             "skipped_windows": self.skipped,
             "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.steps},
             "best": self.best,
-            "evaluations_since_best": self.stale,
+            "evaluations_since_best": self.evals_since_best,
             "metrics": self.metrics,
         }
 

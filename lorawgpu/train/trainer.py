@@ -23,7 +23,7 @@ from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts, exit_code
 from lorawgpu.train.loggers import open_loggers
 from lorawgpu.train.metrics import MetricsLog, NoLog, Progress
-from lorawgpu.train.outcome import base_loss, beside_base, summary, why_over
+from lorawgpu.train.outcome import base_loss, compared_to_base, summary, why_over
 from lorawgpu.train.resume import TrainerState, restore, resume_notes, take_snapshot
 from lorawgpu.train.run_dir import set_metrics_aside, write_config
 from lorawgpu.train.samples import Samples
@@ -48,7 +48,7 @@ class Trainer:
         self.plan = plan_of(run, engine)  # once everything is on the device
         self.saved: Path | None = None  # the last checkpoint of this run
         self.saved_at = self.state.step  # of the last one
-        self.fed: dict[int, np.ndarray] = {}  # samples of each step that was not reported yet
+        self.pending_samples: dict[int, np.ndarray] = {}  # samples of each step that was not reported yet
         self.work = 0.0  # operations since the last read-back that waited
         self.since = time.perf_counter()
 
@@ -99,7 +99,7 @@ class Trainer:
 
     def _loop(self, interrupts: Interrupts) -> None:
         if not self.state.step and self.config.eval_steps:
-            self._look_at_base()
+            self._evaluate_base()
         with Prefetch(self.run.batches.step_batches(self.state.data)) as batches:
             while not self._finished():
                 self._step(next(batches))
@@ -122,7 +122,7 @@ class Trainer:
         divisor = self.engine.step(batch.micro_batches, state.step, lr)
         if divisor:
             self.work += sum(self.engine.flops(own) for _, own in share(self.exchange, batch.micro_batches))
-            self.fed[state.step] = batch.samples
+            self.pending_samples[state.step] = batch.samples
             self._note(self.reader.push(state.step))
         else:
             state.skipped += 1
@@ -146,7 +146,7 @@ class Trainer:
         """Count and log bad steps among reports. CheckFailed when there were too many in a row."""
         for report in reports:
             self.state.bad = report.state
-            samples = self.fed.pop(report.step)
+            samples = self.pending_samples.pop(report.step)
             if not report.state.bad:
                 continue
             name, lines = fault(self.engine, report.state), describe_lines(map(self.run.batches.place, samples))
@@ -158,14 +158,14 @@ class Trainer:
     def _too_many(self, report: Report, name: str, lines: str) -> str:
         return (
             f"{report.state.bad_run} steps in a row were not finite, the last one step {report.step}; first at fault: "
-            f"{name}{self._also()}. {self._cure()}, and look at the data of that step: {lines}. {self._fallback()}"
+            f"{name}{self._non_finite_now()}. {self._advice()}, and look at the data of that step: {lines}. {self._fallback()}"
         )
 
-    def _also(self) -> str:
+    def _non_finite_now(self) -> str:
         tensors = bad_tensors(self.engine)
         return f" (not finite now: {tensors[0]}, and {len(tensors) - 1} more tensors)" if tensors else ""
 
-    def _cure(self) -> str:
+    def _advice(self) -> str:
         rate, alpha = self.config.learning_rate, self.run.lora.alpha
         return f"Lower learning_rate ({rate:g}) or lora_alpha ({alpha:g}), add warmup_steps"
 
@@ -203,9 +203,9 @@ class Trainer:
             held_out = self.run.data.validation
             result = evaluate_source(self.engine, held_out) if held_out is not None else None
         self.work, self.since = 0.0, time.perf_counter()
-        return result is not None and self._judge(result)
+        return result is not None and self._record_evaluation(result)
 
-    def _look_at_base(self) -> None:
+    def _evaluate_base(self) -> None:
         """Held-out loss and sample answers of the bare base model: what those of all evaluations are to beat."""
         with self.progress.paused():
             if self.samples.prompts:
@@ -217,17 +217,17 @@ class Trainer:
                 self.progress.message(f"before: held-out loss {loss:.4f}")
         self.since = time.perf_counter()
 
-    def _judge(self, result: Evaluation) -> bool:
+    def _record_evaluation(self, result: Evaluation) -> bool:
         """Log an evaluation; whether it is the best so far."""
         state = self.state
         best = math.isfinite(result.loss) and (state.best is None or result.loss < state.best["loss"])
         if best:
-            state.best, state.stale = {"step": state.step, "loss": result.loss}, 0
+            state.best, state.evals_since_best = {"step": state.step, "loss": result.loss}, 0
         else:
-            state.stale += 1
+            state.evals_since_best += 1
         numbers = {"eval_loss": result.loss, "eval_perplexity": result.perplexity, "eval_tokens": result.tokens}
         self.progress.log.write(state.step, **numbers)
-        verdict = f", the best{beside_base(result.loss, self.base)}" if best else ""
+        verdict = f", the best{compared_to_base(result.loss, self.base)}" if best else ""
         self.progress.message(f"step {state.step}: held-out loss {result.loss:.4f}{verdict}")
         return best
 
@@ -246,7 +246,7 @@ class Trainer:
             if not all(fine for (fine,) in self.exchange.gather((int(finite),))):
                 raise CheckFailed(
                     f"step {self.state.step} not saved: with its adapter the model computes values that are not "
-                    f"finite{self._also()}. {self._cure()}. {self._fallback()}"
+                    f"finite{self._non_finite_now()}. {self._advice()}. {self._fallback()}"
                 )
             if self.exchange.leads:
                 self._write_checkpoint(prune=well)
