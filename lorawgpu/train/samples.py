@@ -26,7 +26,7 @@ class Samples:
         if self.text.tokenizer is None:
             raise UserError(f"sample_prompts need the model's tokenizer: {self.text.missing}")
         prompts = Prompts(self.text.tokenizer, self.text.template)
-        self.ids = [prompts.ask(prompt) for prompt in self.prompts]
+        self.ids = [prompts.encode(prompt) for prompt in self.prompts]
         longest, limit = max(map(len, self.ids)), run.checkpoint.config.max_position_embeddings
         if longest >= limit:
             raise UserError(f"one of sample_prompts has {longest} tokens, the model's context is {limit}: shorten it")
