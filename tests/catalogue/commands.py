@@ -59,12 +59,12 @@ def talk(*argv, **keys):
 
 
 CASES = {
-    "nothing to start from": (talk("--prompt", "", "--raw", bos=None), "the prompt is empty, and this model has no to"),
-    "no template": (talk("--prompt", "a", "--system", "b"), "this model has no chat template: ask with --raw"),
+    "nothing to start from": (talk("--prompt", "", "--raw", bos=None), "the prompt is empty, and this model has no BO"),
+    "no template": (talk("--prompt", "a", "--system", "b"), "this model has no chat template: use --raw"),
     "a prompt beyond the context": (talk("--prompt", "a b c d e f", "--raw", max_position_embeddings=4), "tokens"),
-    "no such command": (says("trane"), "no command 'trane'; the nearest one is 'train'"),
+    "no such command": (says("trane"), "unknown command 'trane'; the nearest one is 'train'"),
     "an unknown option": (says("doctor", "--fix"), "unrecognized arguments: --fix (see lorawgpu doctor --help)"),
-    "folders of no case": (says("verify", GOLDEN / "README.md", "{t}"), "no golden case directory, holding case.json"),
+    "folders of no case": (says("verify", GOLDEN / "README.md", "{t}"), "wanted a golden case directory"),
     "no cases": (says("verify"), "the following arguments are required: CASE_DIR"),
     "a word for a number": (generate("--prompt", "a", "--top-k", "few"), "argument --top-k: invalid int value: 'few'"),
     "no prompt": (generate(), "one of the arguments --prompt --prompts --chat is required"),
@@ -73,8 +73,8 @@ CASES = {
     "raw turns": (generate("--chat", "--raw"), "--raw has no turns"),
     "heat below zero": (generate("--prompt", "a", "--temperature", -1), "temperature is -1.0; wanted a value from 1"),
     "no file of prompts": (generate("--prompts", "{t}/none"), "none: No such file or directory"),
-    "an empty file of prompts": (partial(lines, content=b"\n"), "holds no prompt; wanted one a line"),
-    "prompts not in UTF-8": (partial(lines, content=b"a\xff"), "p.txt: not UTF-8 (byte 2)"),
+    "an empty file of prompts": (partial(lines, content=b"\n"), "holds no prompt; wanted one per line"),
+    "prompts not in UTF-8": (partial(lines, content=b"a\xff"), "p.txt: not UTF-8 at byte 2"),
     "text without a tokenizer": (generate("--prompt", "a"), "no tokenizer.json"),
     "an existing folder": (exists, "already exists; remove it, or give --out an"),
     "no such format": (export("--to", "onnx"), "invalid choice: 'onnx'"),
