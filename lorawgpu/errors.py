@@ -1,12 +1,12 @@
-"""The three ways a command can fail; `cli.main_of` turns each into its exit code."""
+"""The three ways in which a command can fail; `cli.main_of` turns each into an exit code."""
 
 
 class UserError(ValueError):
-    """Wrong input: one message that says what, got, wanted, where and what to do. Exit code 2."""
+    """Wrong input: one message that says what is wrong, got, wanted, where, and what to do. Exit code 2."""
 
 
 class CheckFailed(Exception):
-    """A check the user asked for did not hold. Exit code 1."""
+    """A check failed. Exit code 1."""
 
 
 class DeviceError(RuntimeError):

@@ -110,12 +110,12 @@ def test_broken_yaml(tmp_path, capsys, content, words):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "which config?"),
+        ([], "no config given"),
         (["none.yaml"], "none.yaml"),
         (["{config}", "--set", "lora_r"], "wanted key=value"),
         (["{config}", "--set", "lora_r=0"], "lora_r: got 0"),
         (["{config}", "--preview", "-1"], "--preview -1"),
-        (["{config}", "--json"], "--json goes with --preview"),
+        (["{config}", "--json"], "--json needs --preview"),
         (["{config}", "--resume", "nowhere"], "nowhere: no such folder"),
         (["{config}", "--fast"], "unrecognized arguments: --fast"),
     ],
