@@ -20,7 +20,7 @@ from lorawgpu.files.run_folder import LOCK_FILE
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.resume import TrainerState
+from lorawgpu.train.resume import TrainerState, load_snapshot
 from lorawgpu.train.trainer import Trainer
 
 STEPS = 9
@@ -299,3 +299,13 @@ def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path, capsys, run
     (folder / "checkpoint-1" / "optimizer.safetensors").unlink()
     assert command.main([str(tmp_path / "config.yaml"), "--resume"]) == 2
     assert "none of its 1 checkpoints is complete" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(tmp_path, runs):
+    folder = runs.train(write_config(tmp_path, max_steps=2, save_steps=1))
+    state = folder / "checkpoint-1" / "trainer_state.json"
+    older = json.loads(state.read_text())
+    del older["format"]
+    state.write_text(json.dumps(older))
+    with pytest.raises(UserError, match="another version of lorawgpu wrote this checkpoint.*`adapter: .*checkpoint-1`"):
+        load_snapshot(folder / "checkpoint-1")

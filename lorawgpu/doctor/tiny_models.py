@@ -59,6 +59,9 @@ class TinyCheckpoint(Checkpoint):
                 weight = Dense((scale * rng.standard_normal(shape)).astype(np.float32), "f32")
             self.weights[name] = weight
 
+    def settings(self):
+        return b"tiny"
+
     def dense(self, name):
         return self.weights[name]
 

@@ -22,6 +22,7 @@ MUTABLE_ON_RESUME = (
     "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
     "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
 )  # fmt: skip
+FORMAT = 2  # of trainer_state.json: the model is identified by its own files, not by how this package describes it
 GOOD = StepState(bad=False, bad_run=0, bad_total=0, record=None, steps=0)
 
 
@@ -38,8 +39,9 @@ class TrainerState:
     metrics: dict = field(default_factory=dict)  # as last logged
 
     def to_json(self) -> dict:
-        """The keys are part of the checkpoint format: checkpoints written by older versions must resume."""
+        """The keys are part of the checkpoint format; a change of them is another FORMAT."""
         return {
+            "format": FORMAT,
             "step": self.step,
             "epoch": self.data.epoch,
             "data": self.data.to_dict(),
@@ -75,8 +77,13 @@ def environment(device) -> dict[str, str]:
 
 
 def load_snapshot(path: Path) -> Snapshot:
-    """Read a checkpoint. Raises UserError if it is incomplete or its state is not in this version's format."""
+    """Read a checkpoint. UserError when it is incomplete, or its state is not in the format that this version writes."""
     snapshot = load_checkpoint(path)
+    if snapshot.state.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: another version of lorawgpu wrote this checkpoint, so it cannot be resumed; to train its adapter "
+            f"further, start a run in another output_dir with `adapter: {path}`"
+        )
     try:
         for key in ("identity", "environment", "config", "today"):
             snapshot.state[key]

@@ -175,8 +175,8 @@ def total_steps(config: TrainConfig, batches: Batches) -> int:
 
 
 def model_digest(checkpoint: Checkpoint) -> str:
-    """Identifies a model in milliseconds: a hash of its config, and of size and 64 pieces of each weight file."""
-    hashed = hashlib.blake2b(repr(checkpoint.config).encode(), digest_size=16)
+    """Identifies a model in milliseconds: a hash of its settings, and of size and 64 pieces of each weight file."""
+    hashed = hashlib.blake2b(checkpoint.settings(), digest_size=16)
     path = Path(checkpoint.path)
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
         size = file.stat().st_size
