@@ -125,7 +125,7 @@ VERIFY = {
     "no such case": (lambda t: ["verify", t / "none"], "no such folder; wanted a golden case directory"),
     "a case without a model": (partial(case, edit=lambda c: (c / "config.json").unlink()), "has no model (config.js"),
     "a case without a batch": (partial(case, edit=lambda c: (c / "batch.npz").unlink()), "batch.npz: no such file"),
-    "a case that is no zip": (partial(case, edit=lambda c: (c / "batch.npz").write_bytes(b"PK")), "not a readable .npz"),
+    "a case without a zip": (partial(case, edit=lambda c: (c / "batch.npz").write_bytes(b"PK")), "not a readable"),
     "a batch without labels": (partial(case, arrays={"labels": None}), "batch.npz: labels is missing"),
     "a batch of other shapes": (partial(case, arrays={"labels": np.ones((1, 2), int)}), "wanted [B, T] for ids, label"),
     "padding on the left": (partial(case, arrays={k: np.array([[0, 1, 1]]) for k in ("input_ids", "labels",
