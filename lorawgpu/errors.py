@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """Wrong input: one message that says what is wrong, got, wanted, where, and what to do. Exit code 2."""
+    """Wrong input: one message that says what, got, wanted, where and what to do. Exit code 2."""
 
 
 class CheckFailed(Exception):

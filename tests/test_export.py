@@ -164,9 +164,8 @@ def test_a_transcript_stays_within_the_models_context(tmp_path, capsys):
     whole = transcript(256)
     length = len(whole["prompt_ids"])
     cut = transcript(length + 3)
-    assert (
-        cut["answer_ids"] == whole["answer_ids"][:4] and not cut["ended"]
-    )  # the last one is generated but not fed back
+    # the last of the four tokens is generated but never processed
+    assert cut["answer_ids"] == whole["answer_ids"][:4] and not cut["ended"]
     capsys.readouterr()
     assert transcript(length - 1) is None and (tmp_path / str(length - 1) / "chat_template.jinja").exists()
     note = f"no sample transcript: its prompt has {length} tokens, the model's context is {length - 1}"

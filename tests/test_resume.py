@@ -145,8 +145,9 @@ def test_bad_step_counters_and_best_are_resumed(tmp_path, runs):
 
 
 def test_a_checkpoint_keeps_its_keys():
-    """Checkpoints of older versions must resume."""
+    """A change of these keys is another FORMAT."""
     stored = {
+        "format": 2,
         "step": 5,
         "epoch": 1,
         "data": {"epoch": 1, "consumed": 7, "window_start": 4, "window_batches": 2, "mixing": [9, 3]},

@@ -17,7 +17,7 @@ from lorawgpu.lora.base_name import note_other_base
 CHAT_CONTEXT = 4096  # maximum tokens of a conversation, if the model allows that many
 ROOM = 1 / 8  # of that context is reserved for an answer; reserving a long --max-new-tokens could refuse every turn
 USAGE = {  # of the sampling options; their defaults come from `Sampling`
-    "temperature": "0: always choose the most likely token",
+    "temperature": "sampling temperature; 0: always choose the most likely token",
     "top_k": "choose among the N most likely tokens; 0: all",
     "top_p": "choose among the most likely tokens that together have this probability",
     "min_p": "choose among tokens at least this fraction as likely as the most likely one",
@@ -48,7 +48,9 @@ def parse(argv: list[str]) -> Namespace:
         parser.add_argument(option, metavar=metavar, type=field.type, default=field.default, help=usage)
     usage = f"a Jinja file or one of {', '.join(BUILT_IN)} (default: the adapter's, else the model's)"
     parser.add_argument("--chat-template", metavar="T", help=usage)
-    parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as plain text, without the chat template"
+    )
     parser.add_argument("--compare", action="store_true", help="also show the answer without the adapter")
     add_device_option(parser)
     args = parser.parse_args(argv)
@@ -147,12 +149,12 @@ def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
         messages.append({"role": "assistant", "content": text})
 
 
-def too_long(llm: LoadedModel, messages: list[dict], alone: list[dict], context: int, max_new_tokens: int) -> str:
-    """Why a turn is refused, "" if it is not. `alone`: the conversation with the turn after /reset."""
+def too_long(llm: LoadedModel, messages: list[dict], after_reset: list[dict], context: int, max_new_tokens: int) -> str:
+    """Why a turn is refused, "" if it is not. `after_reset`: the conversation if /reset came first."""
     room = min(max_new_tokens, max(1, int(context * ROOM)))
     if len(llm.encode(messages)) <= context - room:
         return ""
-    if len(ids := llm.encode(alone)) > context - room:
+    if len(ids := llm.encode(after_reset)) > context - room:
         return (
             f"this turn has {len(ids)} tokens and leaves fewer than {room} of the context of {context} for an answer: "
             "shorten it"

@@ -173,7 +173,7 @@ def prune_checkpoints(run: Path, limit: int, best: Path | None = None) -> None:
 def differences(saved: dict[str, Any], current: dict[str, Any], reasons: dict[str, str] | None = None) -> list[str]:
     """The differences between two identities (settings and digests by name), one entry per name.
 
-    `reasons`: by name, a text that explains a difference better than the two values do.
+    `reasons`: by name, an explanation that replaces the two values.
     """
     names = [name for name in sorted(saved.keys() | current.keys()) if saved.get(name) != current.get(name)]
     values = {n: f"the checkpoint has {_shown(saved.get(n))}, this run {_shown(current.get(n))}" for n in names}

@@ -77,7 +77,7 @@ def environment(device) -> dict[str, str]:
 
 
 def load_snapshot(path: Path) -> Snapshot:
-    """Read a checkpoint. UserError when it is incomplete, or its state is not in the format that this version writes."""
+    """Read a checkpoint. UserError when it is incomplete, or in another format than this version writes."""
     snapshot = load_checkpoint(path)
     if snapshot.state.get("format") != FORMAT:
         raise UserError(

@@ -64,7 +64,7 @@ class GoldenCase:
 
 @dataclass
 class Result:
-    """The results of a case, in the form of the expected arrays; None for what is not expected."""
+    """The results of a case, in the form of the expected arrays; None for those that are not."""
 
     loss: float | None = None
     logits: np.ndarray | None = None  # [tokens, V]: the rows where the mask is 1

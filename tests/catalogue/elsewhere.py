@@ -1,12 +1,12 @@
-"""Messages that no case of the catalogue prints: a few words of each, and where it is tested or why no file causes it.
+"""Messages that no case of the catalogue prints: a few words of each, and the test that does, or why no file can.
 
-The words may be of several messages. They are looked up in the source (tests/messages.py), where a message that has no
-words of its own is known by its {expressions}.
+The words may match several messages. They are looked up in the source (tests/messages.py); a message without words of
+its own is listed by its {expressions}.
 """
 
 ELSEWHERE = {
-    # Of `train` and `evaluate`, in their own list
-    "{format_problems(": "test_errors.py: all that is wrong with a config",
+    # `train` and `evaluate`, which have their own list
+    "{format_problems(": "test_errors.py: everything that is wrong with a config",
     "no entry": "test_config.py",
     "not an entry": "test_config.py",
     "is a list; wanted a number": "test_config.py",
@@ -23,11 +23,11 @@ ELSEWHERE = {
     "hidden_act": "test_errors.py",
     "rope_type": "test_errors.py",
     "use_dora": "test_errors.py",
-    "not valid JSON (": "test_errors.py; the catalogue's is taken for the longer one of an array",
+    "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
-    # They need a whole run, a library that is missing, or a network
+    # Messages that need a whole run, a missing library, or a network
     "made by another run": "test_resume.py",
-    "steps: raise max_steps": "test_resume.py: a run that is made shorter than it is",
+    "steps: raise max_steps": "test_resume.py: a run made shorter than its checkpoint",
     "another run is using": "test_resume.py",
     "holds the config file": "test_run_dir.py",
     "<step> folder to resume from": "test_checkpoint.py",
@@ -52,7 +52,7 @@ ELSEWHERE = {
     "rope_freqs.weight is": "test_export_merged.py",
     "block type": "test_gguf.py",
     "values other than -1, 0 and 1": "test_loader.py",
-    # Python callers only: a command checks before, or never asks
+    # Python callers only: commands check earlier
     "unknown setting": "test_api.py",
     "lorawgpu.Sampling": "test_api.py",
     "; wanted a {KINDS": "test_api.py",
@@ -73,10 +73,10 @@ ELSEWHERE = {
     "object of settings, got {type(": "read_json_object refuses it first; test_model_config.py",
     "is not ternary; GGUF": "a GGUF's config is never ternary",
     "has unsupported dtype": "the header is checked when the model is opened; test_safetensors_file.py",
-    "{path.with_name(ADAPTER_CONFIG_FILE)}: {error}": "only adds the file to a message of the config's",
-    # The disk or another process: between two looks at one file
+    "{path.with_name(ADAPTER_CONFIG_FILE)}: {error}": "only adds the file name to another message",
+    # The disk or another process
     "cannot be mapped": "a file that shrinks after its header was checked",
-    # Exit codes 1 and 3: a check that failed or a device that did, injected
+    # Exit codes 1 and 3: failed checks and devices, injected
     "The last good checkpoint": "test_bad_steps.py, test_full_disk.py",
     "No checkpoint was saved": "test_bad_steps.py, test_full_disk.py",
     "not saved:": "test_checkpoint.py, test_adapter_files.py",

@@ -1,5 +1,6 @@
 """Configs and checkpoints of `train`, beyond those of tests/test_errors.py."""
 
+from dataclasses import replace
 from functools import partial
 
 from test_checkpoint import snapshot
@@ -7,6 +8,7 @@ from tiny_run import write_config
 
 from lorawgpu.files.run_folder import OPTIMIZER_FILE, STATE_FILE
 from lorawgpu.train.checkpoint import save_checkpoint
+from lorawgpu.train.resume import FORMAT
 
 
 def config(folder, content, *argv):
@@ -18,10 +20,15 @@ def option(*argv):
     return lambda folder: ["train", write_config(folder), *argv]
 
 
-def resume(folder, spoil=lambda path: None, choice="{checkpoint}", steps=(7,)):
-    """A run with foreign checkpoints, the last of which was spoiled; `choice` None: not resumed."""
+def resume(folder, spoil=lambda path: None, choice="{checkpoint}", steps=(7,), **state):
+    """A run with foreign checkpoints, the last of which was spoiled; `choice` None: not resumed.
+
+    `state`: entries added to that of the trainer.
+    """
     path = write_config(folder)
-    saved = [save_checkpoint(folder / "out", snapshot(step), "base") for step in steps]
+    taken = [snapshot(step) for step in steps]
+    taken = [replace(one, state=one.state | state) for one in taken]
+    saved = [save_checkpoint(folder / "out", one, "base") for one in taken]
     for last in saved[-1:]:
         spoil(last)
     chosen = choice and choice.format(checkpoint=saved[0] if saved else "")
@@ -54,7 +61,8 @@ CASES = {
     "an existing adapter": (there, "already holds adapter_model.safetensors of another run or of y"),
     "an adapter to resume from": (lambda t: there(t, "--resume", "auto"), "and no checkpoint to resume from"),
     "a folder beyond any name": (option("--set", f"output_dir={'a' * 300}"), "cannot be created or written to"),
-    "a checkpoint of another run": (resume, "is missing or malformed in its state"),
+    "a checkpoint of another version": (resume, "another version of lorawgpu wrote this checkpoint"),
+    "a checkpoint with a part missing": (partial(resume, format=FORMAT), "is missing or malformed in its state"),
     "a checkpoint without moments": (partial(resume, spoil=lambda p: (p / OPTIMIZER_FILE).unlink()), "is missing"),
     "a truncated checkpoint": (partial(resume, spoil=cut(OPTIMIZER_FILE)), "is not the file that was saved (trunc"),
     "a checkpoint of no state": (partial(resume, spoil=lambda p: (p / STATE_FILE).write_text("{}")), "not the state o"),
