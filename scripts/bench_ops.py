@@ -26,8 +26,8 @@ from lorawgpu.ops.stores import STORES
 ROW_KERNELS = {  # functions of `doctor` and their sizes for M tokens, hidden C, middle I, heads, vocabulary V
     "bitnet-2b": lambda M: [
         ("rmsnorm", rows.rmsnorm, (M, 2560)),
-        ("rmsnorm + quantiser", rows.rmsnorm_quantize, ("with rows", M, 2560)),
-        ("quantiser", rows.quantize, (M, 6912)),
+        ("rmsnorm + quantizer", rows.rmsnorm_quantize, ("with rows", M, 2560)),
+        ("quantizer", rows.quantize, (M, 6912)),
         ("RoPE", rows.rotary, (M, 20, 5, 128, 0, M)),
         ("relu2 gate", rows.gate, ("relu2", M, 6912)),
         ("dropout", rows.adapter_dropout, (M, 2560)),

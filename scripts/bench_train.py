@@ -36,7 +36,7 @@ COLUMNS = (
     *("peer_float32_tok_s", "peer_float32_gib", "peer_bfloat16_tok_s", "peer_bfloat16_gib"),
 )
 RANK = 16
-MOST = 8  # steps between two waits for the GPU, or as many as fit in GROUP_SECONDS
+MAX_GROUP = 8  # steps between two waits for the GPU, or as many as fit in GROUP_SECONDS
 GROUP_SECONDS = 1.0
 
 
@@ -51,7 +51,7 @@ def random_batch(config, tokens, seq, rng):
 
 def group_of(step_seconds: float) -> int:
     """Steps between two waits."""
-    return max(1, min(MOST, int(GROUP_SECONDS / step_seconds)))
+    return max(1, min(MAX_GROUP, int(GROUP_SECONDS / step_seconds)))
 
 
 class Steps:

@@ -9,7 +9,7 @@ not agree. Two bases are compared:
 float32     the GGUF's blocks written out in float32, keys and values in float32 too: both sides compute the same
             products in another order. Judged: the logits, and what the adapter itself changes (logits with it minus
             logits without it), where a wrong scale or row order shows best.
-quantised   the GGUF as it is: llama.cpp rounds the activations of each product to 8 bits in blocks of 32, we do not.
+quantized   the GGUF as it is: llama.cpp rounds the activations of each product to 8 bits in blocks of 32, we do not.
             That moves the logits by about 3e-2, as much as a weak adapter does: judged are the logits alone.
 
 Four adapters: as given (plain); eight times as strong; under rsLoRA, rank and alpha patterns, for which GGUF has no
@@ -57,7 +57,7 @@ print(llama_cpp.__version__)
 """
 
 
-def unquantised(source: Path, out: Path) -> Path:
+def dequantized(source: Path, out: Path) -> Path:
     """The same GGUF with every block of weights written out in float32."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
@@ -169,7 +169,7 @@ def run(argv: list[str]) -> None:
             ours[kind] = llm.logits(ids)
         print(f"llama-cpp-python {version}, {args.model.name}, {len(ids)} tokens; ||theirs - ours|| / ||ours||")
         faults = []
-        for base, model in (("float32", unquantised(args.model, folder / "f32.gguf")), ("quantised", args.model)):
+        for base, model in (("float32", dequantized(args.model, folder / "f32.gguf")), ("quantized", args.model)):
             others = {n: theirs(args.llama_python, model, file, ids, folder) for n, file in files.items()}
             faults += compare(base, ours, others)
     if faults:

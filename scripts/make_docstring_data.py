@@ -4,7 +4,7 @@
 
 Question: a signature; answer: the first paragraph of its docstring. Sources are parsed, never imported (importing
 `antigravity` opens a browser). Whole top-level modules go to `heldout.jsonl`, chosen by a hash of their name, so
-that nothing is held out whose neighbour was trained on; the rest to `train.jsonl`. The same Python version gives the
+that nothing is held out whose neighbor was trained on; the rest to `train.jsonl`. The same Python version gives the
 same bytes.
 """
 
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-LEAST, MOST = 20, 600  # characters of an answer: shorter says nothing, longer is a manual
+MIN_ANSWER, MAX_ANSWER = 20, 600  # characters of an answer: shorter says nothing, longer is a manual
 # tkinter is missing on many machines, and a tenth of all docstrings where it is there
 LEFT_OUT = set("test tests idlelib lib2to3 site-packages dist-packages turtledemo tkinter".split())
 
@@ -65,7 +65,7 @@ def _described(signature: str, node: ast.AST) -> Iterator[tuple[str, str]]:
 def first_paragraph(docstring: str) -> str | None:
     """The first paragraph on one line; None where it says nothing, is a manual, or shows a session."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
-    return paragraph if LEAST <= len(paragraph) <= MOST and ">>>" not in paragraph else None
+    return paragraph if MIN_ANSWER <= len(paragraph) <= MAX_ANSWER and ">>>" not in paragraph else None
 
 
 def parsed_modules() -> Iterator[tuple[str, ast.Module]]:

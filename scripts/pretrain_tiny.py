@@ -3,7 +3,7 @@
     python scripts/tiny_corpus.py --docs FOLDER --out out/tiny          the text, the tokenizer, the chat data
     python scripts/pretrain_tiny.py --data out/tiny --out out/tiny-bitnet --seconds 100
 
-Quantisation-aware from the first step: each product sees ternary weights (absmean, one scale a matrix) and int8
+Quantization-aware from the first step: each product sees ternary weights (absmean, one scale a matrix) and int8
 activations (absmax, one scale a token), and the gradient passes straight through both. Written is what the product
 saw: Hugging Face's packed store (`BitNetForCausalLM`, autobitlinear, offline), norms and embedding in bfloat16.
 
@@ -41,14 +41,14 @@ def ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scale).round().clamp(-1, 1), scale
 
 
-def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """xq in -128..127 and s of every token: s = 127 / max|x|, xq = round(x*s)."""
     scale = 127 / x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-5)
     return (x.detach() * scale).round().clamp(-128, 127), scale
 
 
 class TernaryProduct(torch.autograd.Function):
-    """y = (xq . T^T) * w / s. Straight through both quantisers: dx = w * dy . T and dW = dy^T . (xq / s)."""
+    """y = (xq . T^T) * w / s. Straight through both quantizers: dx = w * dy . T and dW = dy^T . (xq / s)."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, xq: Tensor, scale: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ class BitLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) * 0.02)
 
-    def forward(self, x: Tensor, quantised: tuple[Tensor, Tensor]) -> Tensor:
-        return TernaryProduct.apply(x, self.weight, *quantised)
+    def forward(self, x: Tensor, quantized: tuple[Tensor, Tensor]) -> Tensor:
+        return TernaryProduct.apply(x, self.weight, *quantized)
 
 
 class Norm(nn.Module):
@@ -96,16 +96,16 @@ class Attention(nn.Module):
         self.attn_sub_norm = Norm(HEADS * HEAD_DIM)
 
     def forward(self, n: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        quantised = quantise(n)
+        quantized = quantize(n)
         q, k, v = (
-            proj(n, quantised).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            proj(n, quantized).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         half = torch.bfloat16 if n.is_cuda else torch.float32  # the fast attention kernels are 16-bit ones
         q, k, v = (t.to(half) for t in (rotate(q, cos, sin), rotate(k, cos, sin), v))
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         a = self.attn_sub_norm(a.transpose(1, 2).flatten(2).float())
-        return self.o_proj(a, quantise(a))
+        return self.o_proj(a, quantize(a))
 
 
 class MLP(nn.Module):
@@ -116,9 +116,9 @@ class MLP(nn.Module):
         self.ffn_sub_norm = Norm(MIDDLE)
 
     def forward(self, h: Tensor) -> Tensor:
-        quantised = quantise(h)
-        m = self.ffn_sub_norm(F.relu(self.gate_proj(h, quantised)).square() * self.up_proj(h, quantised))
-        return self.down_proj(m, quantise(m))
+        quantized = quantize(h)
+        m = self.ffn_sub_norm(F.relu(self.gate_proj(h, quantized)).square() * self.up_proj(h, quantized))
+        return self.down_proj(m, quantize(m))
 
 
 class Block(nn.Module):
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--log-every", type=int, default=100, help="steps between two lines (default 100)")
     options = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # TF32 holds xq and T exactly, so the quantised products stay exact
+    torch.set_float32_matmul_precision("high")  # TF32 holds xq and T exactly, so the quantized products stay exact
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = tokenizers.Tokenizer.from_file(str(options.data / "model" / "tokenizer.json"))
     tokens = torch.from_numpy(np.fromfile(options.data / "train.bin", np.uint16).astype(np.int64)).to(device)

@@ -4,10 +4,10 @@
 
 FOLDER holds Python's documentation as HTML (Debian: `apt-get download python3.11-doc`, then `dpkg -x`; elsewhere the
 HTML archive of docs.python.org). The docstrings are those of the standard library that runs this script, parsed and
-never imported. Both are under the Python Software Foundation's licence.
+never imported. Both are under the Python Software Foundation's license.
 
 Written: a byte-level BPE tokenizer with BitNet's control tokens and chat template (`model/`), the training tokens
-(`train.bin`, uint16), the held-out passages as pre-tokenised samples (`heldout.jsonl`), and the chat set
+(`train.bin`, uint16), the held-out passages as pre-tokenized samples (`heldout.jsonl`), and the chat set
 (`docstrings.jsonl`, `docstrings-heldout.jsonl`). What is held out is decided by module, for all of these alike: no
 page or docstring of a held-out module is trained on.
 """
@@ -51,7 +51,7 @@ VERBS = frozenset(
     "Wrap Install Display Walk Take Report Escape Pop Yield Wake Acquire Release Indicate Request Dump Iterate "
     "Update Feed Decide Arrange Block Accept Compress Decompress Scan Skip".split()
 )
-LEAST = 60  # characters of a passage that is worth a sequence of its own
+MIN_PASSAGE = 60  # characters of a passage that is worth a sequence of its own
 
 
 class Page(HTMLParser):
@@ -103,7 +103,7 @@ class Page(HTMLParser):
     def _end_passage(self) -> None:
         self._end_line()
         text = "\n".join(self._lines)
-        if len(text) >= LEAST:
+        if len(text) >= MIN_PASSAGE:
             self.passages.append(text)
         self._lines = []
 
@@ -195,7 +195,7 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 
 
 def samples(ids: list[int]) -> Iterator[dict]:
-    """A held-out passage as pre-tokenised records of at most the context's length."""
+    """A held-out passage as pre-tokenized records of at most the context's length."""
     for start in range(0, len(ids) - 1, CONTEXT):  # a single token left over has nothing to predict
         piece = ids[start : start + CONTEXT]
         if len(piece) > 1:

@@ -98,7 +98,7 @@ def test_an_adapter_that_is_not_finite_is_never_saved(tmp_path, runs):
     assert [p.name for p in (tmp_path / "out").glob("*checkpoint*")] == ["checkpoint-2"]
 
 
-DESTROYED = [("llama_dense", None, 1e30)]  # BitNet's quantiser makes numbers of what is none: the logits look well
+DESTROYED = [("llama_dense", None, 1e30)]  # BitNet's quantizer makes numbers of what is none: the logits look well
 DESTROYED += [
     ("bitnet_packed", [module], rate) for module in ("v_proj", "up_proj", "down_proj") for rate in (1e10, 1e30)
 ]

@@ -156,7 +156,7 @@ def test_a_budget_stops_what_the_adapter_would_grant():
         ("activations", "lower sequence_len or micro_batch_size"),
         ("optimizer", "lower lora_r, or name fewer lora_target_modules"),
         ("kv cache", "shorten the context"),
-        ("weights", "take a smaller model or another device"),
+        ("weights", "use a smaller model or another device"),
     ],
 )
 def test_a_buffer_beyond_the_limits_is_named_with_its_cure(device, kind, cure):
@@ -224,7 +224,7 @@ def test_a_frugal_workspace_gives_a_small_tensor_a_large_buffer(device):
     work = Workspace(device, kind="test scratch")
     large = work.take((100, 16), label="large")
     work.give(large)
-    with work.frugal():
+    with work.reuse_only():
         assert (small := work.take((8, 16), label="small")).buffer is large.buffer
     work.give(small)
     assert work.take((8, 16), label="small").buffer is not large.buffer

@@ -192,8 +192,8 @@ def test_packing_is_exact(device, kernels, family, attention):
         assert np.array_equal(packed, alone), (capacity, start)
 
 
-def test_a_sequence_gets_the_same_gradient_beside_any_neighbour(device, kernels):
-    """The neighbour has no target: what is left is the gradient of the one sequence."""
+def test_a_sequence_gets_the_same_gradient_beside_any_neighbor(device, kernels):
+    """The neighbor has no target: what is left is the gradient of the one sequence."""
     tiny = Tiny(device, kernels)
     sample, *others = random_samples((14, 9, 6))
     mute = [replace(o, labels=np.full_like(o.labels, -100)) for o in others]

@@ -95,7 +95,7 @@ def test_a_tail_computes_what_a_whole_chunk_does(device, kernels, monkeypatch, c
     monkeypatch.setattr(splits, "SPREAD", 4)  # workgroups: four of 64 rows, so that a tail of fewer is split further
     batch = batch_of(90, 60)
     with monkeypatch.context() as patch:
-        patch.setattr(backward_loss, "TAILS", 1)
+        patch.setattr(backward_loss, "TAIL_SIZES", 1)
         whole = tiny.engine(256, 256)
         loss, grads = gradients(whole, [batch])
         logits = whole.logits(batch, np.arange(150))

@@ -109,7 +109,7 @@ AROUND = {  # lengths before, lengths after, tail, spare slots
     "another capacity": ([], [], 150, 40),
     "after short ones": ([1, 1, 5, 3, 1], [2, 1, 90], 3, 0),
     "at a block's end": ([64, 63], [1], 1, 1),
-    "long neighbours": ([131], [140], 0, 0),
+    "long neighbors": ([131], [140], 0, 0),
 }
 
 
@@ -119,7 +119,7 @@ def bits_of(made, rows):
 
 @pytest.mark.parametrize("sizes", [(6, 2, 16), (3, 1, 32), (3, 1, 64), (3, 1, 128)], ids=str)
 def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, sizes):
-    """Output and saved statistics: neither place, nor capacity, nor neighbours."""
+    """Output and saved statistics: neither place, nor capacity, nor neighbors."""
     alone = sequences(*sizes, 75)
     want = bits_of(run(Plan(device, kernels), "flash", alone, backward=False), slice(None))
     for seed, (name, (before, after, tail, spare)) in enumerate(AROUND.items(), 1):

@@ -5,7 +5,7 @@ import pytest
 from oplab import Lab, check, limited, normal
 
 from lorawgpu.doctor import matmul as cases
-from lorawgpu.ops.matvec import MAX_ROWS, Source, matvec_forward, matvec_input, team_of, unroll_of
+from lorawgpu.ops.matvec import MAX_ROWS, MatvecInput, lanes_for, matvec_forward, matvec_input, unroll_of
 from lorawgpu.ops.stores import STORES
 
 
@@ -45,10 +45,10 @@ def test_too_many_rows_are_refused(plan):
 
 
 @pytest.mark.parametrize(
-    ("terms", "quads", "team"), [(4, 4, 32), (160, 960, 32), (432, 640, 64), (5000, 640, 128), (640, 32064, 32)]
+    ("terms", "quads", "lanes"), [(4, 4, 32), (160, 960, 32), (432, 640, 64), (5000, 640, 128), (640, 32064, 32)]
 )
-def test_how_many_lanes_share_a_sum(terms, quads, team):
-    assert team_of(terms, quads) == team
+def test_how_many_lanes_share_a_sum(terms, quads, lanes):
+    assert lanes_for(terms, quads) == lanes
 
 
 def test_steps_are_unrolled_evenly():
@@ -71,7 +71,7 @@ def test_a_non_finite_input_marks_the_step(plan):
         matvec_input(
             plan,
             out.tensor,
-            Source("rows", lab.padded(x)),
+            MatvecInput("rows", lab.padded(x)),
             state.tensor,
             rows=2,
             width=64,

@@ -50,14 +50,14 @@ def test_packed_store_round_trip(out):
         assert np.array_equal(packed[row % rows] >> 2 * (row // rows) & 3, T[row] + 1)
 
 
-def test_bitlinear_is_the_product_of_dequantised_parts():
+def test_bitlinear_is_the_product_of_dequantized_parts():
     x, T, w = normal(3, 8), np.random.default_rng(0).integers(-1, 2, (5, 8)).astype(np.int8), 0.03
     xq, s = quantize_forward(x)
     expected = dense_forward(dequantize(xq, s), w * T)
     assert relative_error(bitlinear_forward(xq, s, T, w), expected) < 1e-14
 
 
-def test_master_weight_is_quantised_over_the_whole_matrix():
+def test_master_weight_is_quantized_over_the_whole_matrix():
     T, w = ternary_from_master(np.array([[0.2, -0.4], [1.0, 0.0]], np.float32))
     assert w == np.float32(0.4) and T.tolist() == [[0, -1], [1, 0]]  # 0.2 / 0.4 is a tie: to even
     assert ternary_from_master(np.zeros((2, 2)))[1] == np.float32(1e-5)

@@ -232,11 +232,7 @@ def test_a_lock_leaves_no_folder_behind(tmp_path):
 def test_an_output_dir_that_cannot_be_written(tmp_path, capsys, train_main):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    for name, words in (
-        ("link", "a broken link"),
-        ("a" * 300, "File name too long"),
-        ("file/x", "Not a directory"),
-    ):
+    for name, words in (("link", "a broken link"), ("a" * 300, "File name too long"), ("file/x", "Not a directory")):
         assert train_main([str(write_config(tmp_path, output_dir=str(tmp_path / name)))]) == 2
         err = capsys.readouterr().err
         assert f"output_dir {tmp_path / name}: cannot be created or written to: " in err and words in err

@@ -13,7 +13,7 @@ from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, stack_weight
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.synthetic import SHAPES, outline, shape_config, synthetic_model
+from lorawgpu.weights.synthetic import SHAPES, meta_model, shape_config, synthetic_model
 from lorawgpu.weights.tensors import Dense, Ternary
 
 
@@ -138,8 +138,8 @@ def mixed_checkpoint():
 def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
     checkpoint = mixed_checkpoint() if case == "mixed" else open_checkpoint(str(GOLDEN / case))
     loaded = load_model(limited(device, binding), checkpoint)
-    outlined = outline(limited(open_dry_device(), binding), checkpoint)
-    assert cuts(outlined) == cuts(loaded)
+    meta = meta_model(limited(open_dry_device(), binding), checkpoint)
+    assert cuts(meta) == cuts(loaded)
     assert (max(len(parts) for parts in cuts(loaded).values()) > 3) == (binding == 1000)
     assert ({p.store.name for p in loaded.layers[0].qkv.parts} == {"bf16", "f32"}) == (case == "mixed")
 

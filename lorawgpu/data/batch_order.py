@@ -13,7 +13,7 @@ from lorawgpu.data.batching import MicroBatch, SampleSet, bucket, flatten
 from lorawgpu.errors import UserError
 
 BUFFER_BINS = 128  # capacities that one packing buffer holds: its one half-filled bin costs 0.4% on average
-LIGHTEST, HEAVIEST = 1e-3, 1000  # weights of a data set: an epoch holds weight * samples numbers in memory
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1000  # weights of a data set: an epoch holds weight * samples numbers in memory
 
 
 def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
@@ -199,8 +199,8 @@ class Batches:
 
 
 def _draws(weight: float, samples: int) -> int:
-    if not LIGHTEST <= weight <= HEAVIEST:
-        raise UserError(f"the weight of a data set is {weight}; wanted {LIGHTEST} to {HEAVIEST}")
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise UserError(f"the weight of a data set is {weight}; wanted {MIN_WEIGHT} to {MAX_WEIGHT}")
     return max(1, round(weight * samples)) if samples else 0
 
 

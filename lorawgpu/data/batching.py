@@ -1,4 +1,4 @@
-"""Tokenised samples laid flat: a micro-batch is one row of sequences one after another (DESIGN section 2).
+"""Tokenized samples laid flat: a micro-batch is one row of sequences one after another (DESIGN section 2).
 
 Packing is exact, and padding exists only as the tail up to a bucketed capacity.
 """
@@ -16,7 +16,7 @@ ALIGN = 128  # kernels tile tokens by 128 (DESIGN section 5)
 
 @dataclass(frozen=True)
 class Sample:
-    """One tokenised sequence. `labels[t]` is `input_ids[t]` where that token is trained, else -100."""
+    """One tokenized sequence. `labels[t]` is `input_ids[t]` where that token is trained, else -100."""
 
     input_ids: np.ndarray  # int32 [n]
     labels: np.ndarray  # int32 [n]

@@ -108,7 +108,7 @@ class AdapterLayout:
             h += ranks[m]
         return GroupLayout(layer, group, tuple(paths), tuple(np.cumsum(widths).tolist())) if paths else None
 
-    def lowest(self) -> tuple:
+    def first_trainable_group(self) -> tuple:
         """(layer, position in GROUPS) of the first group that has an adapter: the backward walk stops there."""
         return min((layer, list(GROUPS).index(group)) for layer, group in self.groups)
 

@@ -1,11 +1,11 @@
-"""The optimizer's settings and their defaults, which the YAML schema reads too. No GPU is needed here."""
+"""The optimizer's settings and defaults, which the YAML schema reads too. Importing this needs no GPU."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """Those of PyTorch's AdamW; `max_grad_norm` 0 does not clip."""
+    """Settings of PyTorch's AdamW, and `max_grad_norm`; 0 means no clipping."""
 
     beta1: float = 0.9
     beta2: float = 0.999

@@ -9,7 +9,7 @@ All arithmetic is on u32 and wraps, as WGSL's does.
     element:     h = mix(mix((token * in + column) ^ k_0) + k_1);    kept iff h >= floor(p * 2^32)
 
 The host computes the step key (it goes into the step buffer), the kernel the rest. Two key words because with one,
-two streams would be the same mask up to a permutation of the elements. `mix` is MurmurHash3's 32-bit finaliser.
+two streams would be the same mask up to a permutation of the elements. `mix` is MurmurHash3's 32-bit finalizer.
 """
 
 import numpy as np

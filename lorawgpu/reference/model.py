@@ -40,7 +40,7 @@ class ReferenceModel:
     config: a ModelConfig. weights: HF name -> array [out, in] or [C], or a pair (T, w) for a ternary matrix.
     adapter: PEFT name -> array. scale: alpha/r by linear, "model.layers.0.self_attn.q_proj".
     dropout: p, with step_key = dropout_step_key(...); 0 outside training.
-    residuals: None, or the quantisers' residuals by linear, of one micro-batch: a linear not in it records its own
+    residuals: None, or the quantizers' residuals by linear, of one micro-batch: a linear not in it records its own
     there, one that is in it uses it. So held, BitNet is smooth, and central differences or a differently ordered
     computation can be compared with it.
     """

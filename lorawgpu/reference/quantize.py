@@ -1,4 +1,4 @@
-"""BitNet's per-token int8 quantiser, in float32 whatever precision x has.
+"""BitNet's per-token int8 quantizer, in float32 whatever precision x has.
 
     s  = 127 / max(max|x|, 1e-5)                         xq = clamp(round_half_even(x * s), -128, 127)
     straight through: x_hat = x + stop(xq / s - x)       dx = dx_hat

@@ -1,7 +1,7 @@
 """Ternary BitLinear and the packed 2-bit store of its weights.
 
     y  = (xq . T^T) * w / s                              T [out, in] in {-1, 0, 1}, w one scale a matrix
-    dx = (dy * w) . T                                    (straight through the quantiser)
+    dx = (dy * w) . T                                    (straight through the quantizer)
 
 The product is an integer one, so it is exact in any order. Matrices stacked by rows (q, k, v) keep their own scales:
 w may be a vector [out]. Store: uint8 [r, in], r = ceil(out/4); bits 2i..2i+1 of byte [j, c] hold T[j + i*r, c] + 1.
@@ -27,7 +27,7 @@ def ternary_unpack(packed, out):
 
 
 def ternary_from_master(weight):
-    """Online quantisation of a master weight [out, in], float32 -> T int8 [out, in], w float32.
+    """Online quantization of a master weight [out, in], float32 -> T int8 [out, in], w float32.
 
     w = max(mean|W|, 1e-5) over the whole matrix, T = clamp(round(W / w), -1, 1).
     """

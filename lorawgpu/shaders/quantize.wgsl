@@ -4,10 +4,10 @@
 // uses: common/divide.wgsl
 // uses: common/finite.wgsl
 // uses: common/state.wgsl
-// BitNet's per-token int8 quantiser, alone or with the RMSNorm before it. x, y: (rows, ld); weight: (ld); rstd: (rows)
+// BitNet's per-token int8 quantizer, alone or with the RMSNorm before it. x, y: (rows, ld); weight: (ld); rstd: (rows)
 //   quantize:               v = x
 //   rmsnorm_quantize:       rstd = 1/sqrt(mean(x^2) + eps);  v = x * rstd * weight
-//   rmsnorm_quantize_keep:  the same, and y = v (LoRA reads the unquantised row)
+//   rmsnorm_quantize_keep:  the same, and y = v (LoRA reads the unquantized row)
 //   all:  s = 127 / max(max|v|, 1e-5);  xq = clamp(round_half_even(v * s), -128, 127)
 // xq: (rows, ld/4) words of four columns, the lowest byte first. qscale: (rows, 2) words: bits of f32 1/s, and the i32
 // sum of the row of xq (a ternary product works on codes T + 1 and subtracts it).

@@ -89,7 +89,7 @@ def empty_model(device, config: ModelConfig, store_of: Callable[[str], str]) -> 
     return Model(config, embedding, layers, norm(config.hidden_size), head)
 
 
-def outline(device, checkpoint: Checkpoint) -> Model:
+def meta_model(device, checkpoint: Checkpoint) -> Model:
     """The buffers that `load_model` would fill, from the headers of the checkpoint alone."""
     return empty_model(device, checkpoint.config, checkpoint.store)
 
