@@ -72,7 +72,7 @@ def test_labels_that_differ_from_the_ids_are_kept():
 
 
 def test_flatten_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="5 tokens do not fit a capacity of 4"):
+    with pytest.raises(ValueError, match="5 tokens do not fit into a capacity of 4"):
         flatten([sample([1] * 5)], 4)
 
 
@@ -168,7 +168,7 @@ def test_a_position_is_stored_under_the_keys_of_every_checkpoint():
 
 def test_a_position_in_other_data_is_refused():
     position = next(batches([5] * 200).step_batches()).position
-    with pytest.raises(UserError, match="does not belong to these data"):
+    with pytest.raises(UserError, match="does not match these data sets"):
         next(batches([50] * 200).step_batches(position))
 
 

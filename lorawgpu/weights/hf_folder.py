@@ -89,7 +89,9 @@ class HfFolder(Checkpoint):
             if packed:
                 shape = (packed_rows(shape[0]), shape[1])
             elif entry.dtype not in DENSE_TYPES:
-                hint = "; it looks packed, but the config is not for packed weights" if entry.dtype == "U8" else ""
+                hint = (
+                    "; it looks packed, but the config does not declare packed weights" if entry.dtype == "U8" else ""
+                )
                 raise UserError(
                     f"{self._where(name)} has dtype {entry.dtype}; wanted one of {', '.join(DENSE_TYPES)}{hint}."
                 )
