@@ -1,4 +1,4 @@
-"""Matrix-vector products of a few rows, and what feeds them, against NumPy float64."""
+"""Matrix-vector products of a few rows, and their inputs, against NumPy float64."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_products(plan, store, rows, columns, out):
 @pytest.mark.parametrize("columns", [16, 528, 2560])
 @pytest.mark.parametrize("binding", [None, 4096])
 def test_ternary_with_adapters_in_parts(plan, monkeypatch, rows, columns, binding):
-    """Three segments of their own scale and adapter (the second has none), the weight whole and cut within them."""
+    """Three segments with their own scales and adapters (the second has none), in one part and cut into parts."""
     whole = cases.weight_of
     if binding:
         monkeypatch.setattr(cases, "weight_of", lambda device, *sizes: whole(limited(device, binding), *sizes))

@@ -86,7 +86,7 @@ def frozen_keys_and_values(right):
     return backward
 
 
-# What is wrong, the function of reference.model that has the fault, and the faulty one made from the right one.
+# Description of the fault -> (function of reference.model, how to make the faulty one from the right one).
 FAULTS = {
     "keys and values frozen": ("attention_backward", frozen_keys_and_values),
     "rope not inverted": ("rope_backward", lambda right: rope_forward),
