@@ -93,7 +93,7 @@ def test_a_bad_step_of_one_rank_is_skipped_by_all(tiny, bad):
         engine = tiny.engine(objective=partial(CausalLM, weighted=True), exchange=exchange)
         engine.step(batches, 1, 1e-3)
         engine.step(poisoned, 2, 1e-3)
-        return state_of(engine), engine.steps_state(), engine.watch.names
+        return state_of(engine), engine.steps_state(), engine.non_finite.names
 
     for state, steps, names in Ranks(2).run(work):
         assert same(state, good[3])
@@ -162,11 +162,11 @@ def config_of(folder, data, **keys):
     return write_config(folder, **(defaults | keys))
 
 
-def run_on_ranks(tmp_path, lab, data, kinds, **keys):
+def run_on_ranks(tmp_path, runs, data, kinds, **keys):
     configs = [config_of(tmp_path / f"rank{n}", data, **keys) for n in range(len(kinds))]
 
     def work(exchange):
-        trainer = lab.trainer(configs[exchange.rank], kind=kinds[exchange.rank], exchange=exchange)
+        trainer = runs.trainer(configs[exchange.rank], kind=kinds[exchange.rank], exchange=exchange)
         return trainer.train(), trainer.engine.tensors(), trainer.standing
 
     return Ranks(len(kinds)).run(work)
@@ -178,11 +178,11 @@ def data(tmp_path, monkeypatch):
     return write_data(tmp_path / "d.jsonl", samples=17)
 
 
-def test_a_run_of_two_ranks_is_that_of_one_and_one_of_them_writes(tmp_path, lab, data, capsys):
-    alone = lab.train(config_of(tmp_path / "alone", data))
+def test_a_run_of_two_ranks_is_that_of_one_and_one_of_them_writes(tmp_path, runs, data, capsys):
+    alone = runs.train(config_of(tmp_path / "alone", data))
     capsys.readouterr()
     (code, tensors, standing), (other_code, other, follows) = run_on_ranks(
-        tmp_path, lab, data, [trainer_module.Trainer] * 2
+        tmp_path, runs, data, [trainer_module.Trainer] * 2
     )
     folder = tmp_path / "rank0" / "out"
     assert code == other_code == 0 and standing == follows
@@ -197,7 +197,7 @@ def test_a_run_of_two_ranks_is_that_of_one_and_one_of_them_writes(tmp_path, lab,
     assert err.count("step 5/5 loss") == 1 and out.count("5 steps") == 1
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path, lab, data, monkeypatch):
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path, runs, data, monkeypatch):
     class Stopped(trainer_module.Trainer):
         """A rank that gets SIGTERM during step 3."""
 
@@ -210,6 +210,6 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path, lab, data, mo
             if self.standing.step == 3:
                 self.interrupts.signum = 15
 
-    found = run_on_ranks(tmp_path, lab, data, [trainer_module.Trainer, Stopped])
+    found = run_on_ranks(tmp_path, runs, data, [trainer_module.Trainer, Stopped])
     assert [(code, standing.step) for code, _, standing in found] == [(143, 3)] * 2
     assert (tmp_path / "rank0" / "out" / "checkpoint-3").is_dir() and not (tmp_path / "rank1" / "out").exists()

@@ -78,7 +78,7 @@ def test_a_weight_that_is_not_finite_marks_the_step(tiny):
     before = engine.tensors()
     engine.step([bad], 1, 1e-3)
     state = engine.steps_state()
-    assert state.bad and engine.watch.names[state.record] == "loss"
+    assert state.bad and engine.non_finite.names[state.record] == "loss"
     assert all(np.array_equal(t, before[name]) for name, t in engine.tensors().items())
     engine.step([flatten(random_samples((9,)), 64)], 2, 1e-3)  # fewer targets: the weights beyond them do not count
     assert not engine.steps_state().bad

@@ -141,7 +141,7 @@ def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
     meta = meta_model(limited(open_dry_device(), binding), checkpoint)
     assert cuts(meta) == cuts(loaded)
     assert (max(len(parts) for parts in cuts(loaded).values()) > 3) == (binding == 1000)
-    assert ({p.store.name for p in loaded.layers[0].qkv.parts} == {"bf16", "f32"}) == (case == "mixed")
+    assert ({p.store.name for p in loaded.layers[0].weights["qkv"].parts} == {"bf16", "f32"}) == (case == "mixed")
 
 
 def cuts(model) -> dict:
@@ -155,12 +155,12 @@ def cuts(model) -> dict:
 
 def test_random_models_hold_what_their_stores_mean(device, kernels):
     tiny = SHAPES["tiny"]
-    dense = stored(device, synthetic_model(device, kernels, tiny, "f32").layers[0].gate_up)
+    dense = stored(device, synthetic_model(device, kernels, tiny, "f32").layers[0].weights["gate_up"])
     assert dense.std() == pytest.approx(tiny.hidden_size**-0.5, rel=0.05)
     sizes = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 160, "vocab": 320}
     bitnet = synthetic_model(device, kernels, shape_config(**sizes, bitnet=True))
-    assert bitnet.layers[0].down.int8_input and not bitnet.head.int8_input
-    assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].down)))) == {-1, 0, 1}
+    assert bitnet.layers[0].weights["down"].int8_input and not bitnet.head.int8_input
+    assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].weights["down"])))) == {-1, 0, 1}
     assert set(device.read(bitnet.norm)) == {1.0}
     with pytest.raises(ValueError, match="no random weights in f16"):
         synthetic_model(device, kernels, tiny, "f16")

@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.config.source import (
+    ConfigProblem,
     Location,
-    Problem,
     apply_override,
     dotted,
     explain,
@@ -227,7 +227,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     return config
 
 
-def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[Problem]:
+def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[ConfigProblem]:
     """Make the paths in `data` absolute, in place; values that are not strings are left to the schema."""
     problems = []
 
@@ -238,7 +238,7 @@ def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[Problem]:
         try:
             holder[key] = find_path(value, folders, hub)
         except ValueError as error:
-            problems.append(Problem(where, f"{dotted(where)}: {error}"))
+            problems.append(ConfigProblem(where, f"{dotted(where)}: {error}"))
 
     for key, hub in READ_PATHS.items():
         resolve(data, key, (key,), hub)
@@ -253,7 +253,7 @@ def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[Problem]:
         if isinstance(data.get(key), str) and data[key]:
             data[key] = os.path.abspath(os.path.expanduser(data[key]))
             if os.path.exists(data[key]) and not os.path.isdir(data[key]):
-                problems.append(Problem((key,), f"{key}: {data[key]!r} is a file; wanted a folder"))
+                problems.append(ConfigProblem((key,), f"{key}: {data[key]!r} is a file; wanted a folder"))
     return problems
 
 
@@ -261,7 +261,7 @@ def _sibling_keys(where: Location) -> Sequence[str]:
     return list((TrainConfig if len(where) == 1 else DataSet).model_fields)
 
 
-def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[Problem]]:
+def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[ConfigProblem]]:
     """The config, or its problems: those of single keys, then those of combinations of the remaining ones."""
     problems, good = [], data
     try:
@@ -270,7 +270,7 @@ def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[Problem]]:
         config = None
         errors = error.errors(include_url=False)
         problems = [explain(e, _sibling_keys, SYNONYMS) for e in errors[:MAX_EXPLAINED]]
-        problems += [Problem(tuple(e["loc"]), e["msg"]) for e in errors[MAX_EXPLAINED:]]
+        problems += [ConfigProblem(tuple(e["loc"]), e["msg"]) for e in errors[MAX_EXPLAINED:]]
         wrong = {problem.where[0] for problem in problems}
         good = {key: value for key, value in data.items() if key not in wrong}
         stand_ins = {"base_model": "-", "datasets": [{"path": "-"}]}
@@ -280,7 +280,7 @@ def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[Problem]]:
     for keys, text in config_of_good.combination_problems():
         if not keys & wrong:
             set_here = [key for key in data if key in keys]
-            problems.append(Problem((set_here[-1],), text))
+            problems.append(ConfigProblem((set_here[-1],), text))
     return config, problems
 
 

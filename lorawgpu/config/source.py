@@ -51,7 +51,7 @@ _STRING_TAG = "tag:yaml.org,2002:str"
 Location = tuple[str | int, ...]
 
 
-class Problem(NamedTuple):
+class ConfigProblem(NamedTuple):
     where: Location  # ("datasets", 0, "path")
     text: str
 
@@ -59,7 +59,7 @@ class Problem(NamedTuple):
 class ParsedYaml(NamedTuple):
     data: dict[str, Any]
     lines: dict[Location, int]  # first line of each key and list item, from 1
-    problems: list[Problem]
+    problems: list[ConfigProblem]
 
 
 def read_yaml(path: Path) -> ParsedYaml:
@@ -74,7 +74,7 @@ def read_yaml(path: Path) -> ParsedYaml:
         loader = yaml.SafeLoader(raw.decode("utf-8-sig"))
         node = loader.get_single_node()
         lines: dict[Location, int] = {}
-        problems: list[Problem] = []
+        problems: list[ConfigProblem] = []
         _walk(node, (), lines, problems)
         data = None if node is None else loader.construct_document(node)
         problems += _non_string_keys(node)  # after construction, which has resolved merge keys (`<<`)
@@ -93,18 +93,20 @@ def read_yaml(path: Path) -> ParsedYaml:
     return ParsedYaml({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
 
 
-def _non_string_keys(node) -> list[Problem]:
+def _non_string_keys(node) -> list[ConfigProblem]:
     """Keys that are not strings in YAML, such as `on` or `1.5`."""
     keys = [key for key, _ in node.value if key.tag != _STRING_TAG] if isinstance(node, yaml.MappingNode) else []
     read_as = [(key.value if isinstance(key, yaml.ScalarNode) else "?", key.tag.rpartition(":")[2]) for key in keys]
-    return [Problem((key,), f"{key}: unknown key; YAML reads it as {kind}, not a string") for key, kind in read_as]
+    return [
+        ConfigProblem((key,), f"{key}: unknown key; YAML reads it as {kind}, not a string") for key, kind in read_as
+    ]
 
 
 def _kind(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def _walk(node, where: Location, lines: dict[Location, int], problems: list[Problem]) -> None:
+def _walk(node, where: Location, lines: dict[Location, int], problems: list[ConfigProblem]) -> None:
     """Record the line of every key and item, and duplicate keys (YAML would silently use the last one)."""
     if len(where) >= MAX_DEPTH:
         return
@@ -117,7 +119,7 @@ def _walk(node, where: Location, lines: dict[Location, int], problems: list[Prob
         for key, value in node.value:
             here = where + (key.value if isinstance(key, yaml.ScalarNode) else "?",)
             if here in seen:
-                problems.append(Problem(here, f"{dotted(here)}: set twice, here and on line {lines[here]}"))
+                problems.append(ConfigProblem(here, f"{dotted(here)}: set twice, here and on line {lines[here]}"))
                 lines[here] = key.start_mark.line + 1
                 continue
             seen.add(here)
@@ -190,7 +192,7 @@ def find_path(value: str, folders: list[Path], hub: bool) -> str:
 
 
 def format_problems(
-    path: Path, problems: Sequence[Problem], lines: dict[Location, int], overridden: list[Location]
+    path: Path, problems: Sequence[ConfigProblem], lines: dict[Location, int], overridden: list[Location]
 ) -> str:
     """One message for all problems of a file, sorted by line. `overridden`: the keys that were set by `--set`."""
 
@@ -217,7 +219,7 @@ def format_problems(
 
 def explain(
     error: dict[str, Any], sibling_keys: Callable[[Location], Sequence[str]], synonyms: dict[str, str]
-) -> Problem:
+) -> ConfigProblem:
     """One of pydantic's errors as a message: the key, the value, what was wanted.
 
     For an unknown key it names its synonym, or else the nearest of `sibling_keys(location)`, if one is near.
@@ -227,10 +229,10 @@ def explain(
         key = str(where[-1])
         meant = synonyms.get(key) or nearest(key, sibling_keys(where))
         hint = f"the nearest one is {meant!r}" if meant else "`lorawgpu train --schema` lists all"
-        return Problem(where, f"{dotted(where)}: unknown key; {hint}")
+        return ConfigProblem(where, f"{dotted(where)}: unknown key; {hint}")
     if error["type"] == "missing":
-        return Problem(where, f"{dotted(where)}: missing; this key is required")
+        return ConfigProblem(where, f"{dotted(where)}: missing; this key is required")
     if error["type"] == "invalid_key":
-        return Problem(where, f"{dotted(where[:-1])}: the key {_SHORT.repr(error['input'])} is not a string")
+        return ConfigProblem(where, f"{dotted(where[:-1])}: the key {_SHORT.repr(error['input'])} is not a string")
     wanted = _WANTED.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-    return Problem(where, f"{dotted(where)}: got {_SHORT.repr(error['input'])}; {wanted[0].lower()}{wanted[1:]}")
+    return ConfigProblem(where, f"{dotted(where)}: got {_SHORT.repr(error['input'])}; {wanted[0].lower()}{wanted[1:]}")

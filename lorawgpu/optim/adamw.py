@@ -10,7 +10,7 @@ PIECE_ALIGN = 64  # elements, or 256 bytes: the alignment of pieces
 
 
 class AdamW(AdamWSettings):
-    """PyTorch's AdamW on the GPU."""
+    """PyTorch's AdamW."""
 
     def record(self, plan, adapter, state, step, norm, *, record_id):
         """Record norm, clip and update of `adapter` (context.AdapterBuffers). norm f32 [1] receives the norm."""

@@ -1,4 +1,4 @@
-"""The optimizer's settings and defaults, which the YAML schema reads too. Importing this needs no GPU."""
+"""The settings of AdamW and their defaults, which the YAML schema reads. This module imports nothing of ours."""
 
 from dataclasses import dataclass
 
