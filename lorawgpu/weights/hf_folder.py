@@ -76,7 +76,7 @@ class HfFolder(Checkpoint):
         return f"{self._files[name].path}: {name}"
 
     def _check(self) -> None:
-        """Check names, shapes and dtypes of all tensors, from the headers alone."""
+        """Check names, shapes and dtypes of all tensors, reading only headers."""
         stored = self.config.ternary in ("multiply", "divide")
         wanted = set(self._shapes)
         if stored:
