@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The figures of benchmarks/README.md but those of its sections Accuracy (lorawgpu.verify) and Data (bench_data.py), which
-# hang on files that are not here; ten minutes of a large GPU, or a few more: bash scripts/bench_all.sh [part]...
-# Parts: training sequences peers kernels generation; without one, all. Training runs append to benchmarks/results.csv.
+# Produces the figures in benchmarks/README.md, except Accuracy (lorawgpu.verify) and Data (bench_data.py), which need
+# files that are not in the repository. Takes ten minutes or more on a large GPU.  bash scripts/bench_all.sh [part]...
+# Parts: training sequences peers kernels generation; default: all. Training runs append to benchmarks/results.csv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -17,13 +17,13 @@ training() {
     train --shape smollm2-135m --store f32 --tokens 512 --profile
 }
 
-sequences() { # one sequence a step
+sequences() { # one sequence per step
     for length in 128 256 1024 2048 4096 8192 16384; do
         train --shape bitnet-2b --tokens "$length" --seq "$length" --checkpointing --seconds 4
     done
 }
 
-peers() { # transformers + PEFT beside ours, in one run each
+peers() { # compared with transformers + PEFT in the same run
     train --shape bitnet-2b --tokens 4096 --peer float32 bfloat16
     train --shape bitnet-2b --tokens 4096 --checkpointing --peer bfloat16
     train --shape smollm2-135m --store f32 --tokens 4096 --peer float32 bfloat16
@@ -32,7 +32,7 @@ peers() { # transformers + PEFT beside ours, in one run each
 kernels() {
     "$python" scripts/bench_ops.py
     "$python" scripts/bench_ops.py --shape smollm2-135m
-    local small="--heads 9 --kv-heads 3 --head-dim 64" # of SmolLM2; the default is BitNet-2B
+    local small="--heads 9 --kv-heads 3 --head-dim 64" # SmolLM2; the default is BitNet-2B
     "$python" scripts/bench_attention.py --tokens 4096 --seq 2048
     "$python" scripts/bench_attention.py --tokens 4096 --seq 2048 $small
     "$python" scripts/bench_attention.py --tokens 4096 --seq 512 $small

@@ -1,7 +1,7 @@
-"""Time attention at one shape, correctness first: scripts/bench_attention.py --seq 2048 --head-dim 128 [--sweep].
+"""Check and time attention at one shape: scripts/bench_attention.py --seq 2048 --head-dim 128 [--sweep].
 
-TFLOP/s counts what causal attention needs (4 HD flops a visible pair forward, 10 backward), `executed` also what the
-two-pass backward computes again (14). --sweep times every tile in CANDIDATES, kernel by kernel.
+`needed` TFLOP/s count what causal attention needs (4 HD flops per visible pair forward, 10 backward); `executed` also
+counts what the two-pass backward recomputes (14). --sweep times every tile in CANDIDATES, kernel by kernel.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TOLERANCE = 1e-4  # float32 sums over a few thousand tokens
 
 
 class Scratch(dict):
-    """Scratch by shape and label, made once."""
+    """Scratch tensors by shape and label, each created once."""
 
     def __init__(self, device):
         self.device = device
@@ -81,7 +81,7 @@ class Bench:
         }.items():
             self.gpu[name] = device.tensor(shape, "f32", name)
         lengths = np.diff([*range(0, args.tokens, args.seq), args.tokens]).astype(float)
-        self.unit = (lengths * (lengths + 1) / 2).sum() * args.heads * args.head_dim  # multiply-adds of one product
+        self.unit = (lengths * (lengths + 1) / 2).sum() * args.heads * args.head_dim  # multiply-adds per product
 
     def plan(self) -> Plan:
         plan, g, a = Plan(self.device, self.kernels), self.gpu, self.args
@@ -106,8 +106,8 @@ class Bench:
         return plan
 
     def check(self, plan, *sections):
-        """Run; -> by output, the largest error over the largest value of the first sequence and key/value head."""
-        for name in OUTPUTS:  # what an earlier tile wrote must not pass for this one's
+        """Run the plan. Returns {output: max error / max value}, for the first sequence and key/value head."""
+        for name in OUTPUTS:  # so that a previous tile's results cannot pass for this one's
             self.device.write(self.gpu[name], np.full(self.gpu[name].shape, np.nan, np.float32))
         plan.run(*sections)
         a, group = self.args, self.args.heads // self.args.kv_heads
@@ -127,7 +127,7 @@ class Bench:
         return errors
 
     def time(self, plan, section, seconds=0.3, repeats=5):
-        """Median seconds of one run of `section`, from batches of about `seconds` each in one submit."""
+        """Median seconds per run of `section`, from batches of about `seconds` each."""
 
         def batch(n):
             begin = time.perf_counter()
@@ -149,14 +149,14 @@ def show(bench, name, seconds, note=""):
 
 
 def sweep(bench):
-    """Every candidate, those that unroll most (and compile longest) last."""
+    """Time every candidate, those that unroll most, and so compile longest, last."""
     table = CANDIDATES[64 if bench.args.head_dim <= 64 else 128]
     pairs = [(kernel, tile) for kernel, tiles in table.items() for tile in tiles]
     for kernel, tile in sorted(pairs, key=lambda p: p[1].rt * p[1].ct):
         saved, attention_flash.TILES[kernel] = attention_flash.TILES[kernel], {256: tile}
         try:
             try_tile(bench, kernel, tile)
-        except Exception as e:  # a tile may not fit this device: the others still tell something
+        except Exception as e:  # a tile may not fit this device; continue with the others
             print(f"{kernel:10} {tuple(tile)}: {e}", flush=True)
         attention_flash.TILES[kernel] = saved
 
@@ -167,7 +167,7 @@ def try_tile(bench, kernel, tile):
     plan.run(kernel)
     bench.device.wait()
     compiled = time.perf_counter() - begin
-    error = float(np.max([*bench.check(plan, "forward", "backward").values()]))  # keeps a NaN
+    error = float(np.max([*bench.check(plan, "forward", "backward").values()]))  # np.max propagates NaN
     wrong = "" if error <= TOLERANCE else " WRONG"
     show(bench, kernel, bench.time(plan, kernel), f"{tuple(tile)} first run {compiled:.1f} s, error {error:.0e}{wrong}")
 

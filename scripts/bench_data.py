@@ -1,12 +1,12 @@
-"""How fast data become tokens, beside the `tokenizers` library alone, and what packing brings.
+"""Time tokenization against the bare `tokenizers` library, and measure what packing gains.
 
     python scripts/bench_data.py tokenize --model MODEL --data FILE.jsonl [--megabytes 40] [--workers N] [--pairs 3]
     python scripts/bench_data.py pack [--config configs/tiny.yaml] [--device cpu] [--pairs 5]
 
-`tokenize`: conversations of the file's first megabytes, with template, mask and files, by our worker processes; and the
-rendered texts, in memory already, by `encode_batch` in as many threads. Both in bytes of the file, one after the other,
-pair by pair, since a machine is seldom quiet. `pack`: real tokens a second of training with `sample_packing` and
-without, in turns; both see the same kinds of samples.
+`tokenize`: the file's first megabytes, by our worker processes (parsing, chat template, loss mask and files included),
+against `encode_batch` in as many threads on the rendered texts in memory. Both count bytes of the file and run
+alternately, in pairs, because machines are noisy. `pack`: real tokens per second of training with and without
+`sample_packing`, alternately, on the same data.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-SEQUENCE, ROWS = 2048, 4096  # tokens of a sample at most; rows of a micro-batch whose filling is told
+SEQUENCE, ROWS = 2048, 4096  # most tokens in a sample; rows in a packed micro-batch
 
 
 def bench_tokenizing(args: argparse.Namespace) -> None:
@@ -38,7 +38,7 @@ def bench_tokenizing(args: argparse.Namespace) -> None:
         part.write_bytes(b"".join(lines))
         size = part.stat().st_size
         texts = [template.render(json.loads(line)["messages"]) for line in lines]
-        alone = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+        bare = tokenizers.Tokenizer.from_str(tokenizer.to_json())
         settings = EncodeSettings(SEQUENCE, "truncate", False, ("assistant",))
         ratios = []
         for pair in range(args.pairs):
@@ -46,22 +46,22 @@ def bench_tokenizing(args: argparse.Namespace) -> None:
                 settings, tokenizer, template, cache_dir=Path(folder) / str(pair), workers=args.workers
             )
             ours, store = timed(lambda loading=loading: tokenize(DatasetSpec(str(part)), loading))
-            theirs, _ = timed(lambda: encode_all(alone, texts))
+            theirs, _ = timed(lambda: encode_all(bare, texts))
             again, _ = timed(lambda loading=loading: tokenize(DatasetSpec(str(part)), loading))
             ratios.append(theirs / ours)
             print(
                 f"{size / 1e6:.1f} MB, {len(store):,} chats, {args.workers} workers: {size / ours / 1e6:.2f} MB/s, "
-                f"tokenizers alone {size / theirs / 1e6:.2f} MB/s, ratio {ratios[-1]:.2f}; second start {again:.2f} s",
+                f"tokenizers only {size / theirs / 1e6:.2f} MB/s, ratio {ratios[-1]:.2f}; from cache {again:.2f} s",
                 flush=True,
             )
-        print(f"ratio, median of {args.pairs} pairs: {statistics.median(ratios):.2f}")
+        print(f"median ratio of {args.pairs} pairs: {statistics.median(ratios):.2f}")
         print(
             "rows of micro-batches that hold a token: " + ", ".join(f"{k} {v:.2%}" for k, v in filling(store).items())
         )
 
 
 def encode_all(tokenizer, texts: list[str]) -> int:
-    """Texts a thousand at a time, ids taken out of the library: the number of tokens."""
+    """Encode texts a thousand at a time and fetch the ids. Returns the number of tokens."""
     starts = range(0, len(texts), 1000)
     return sum(
         len(e.ids) for i in starts for e in tokenizer.encode_batch(texts[i : i + 1000], add_special_tokens=False)
@@ -69,7 +69,7 @@ def encode_all(tokenizer, texts: list[str]) -> int:
 
 
 def filling(store) -> dict[str, float]:
-    """Real tokens of the rows computed in an epoch, packed and with 8 samples a micro-batch."""
+    """Fraction of computed rows that hold a token, over an epoch: packed, and with 8 samples per micro-batch."""
     from lorawgpu.data.batch_order import Batches, BatchSettings
 
     found = {}
@@ -98,7 +98,7 @@ def bench_packing(args: argparse.Namespace) -> None:
             run.batches.step_batches(),
             run.schedule.lr(run.schedule.warmup_steps),
         )
-    for engine, batches, lr in sides.values():  # every capacity is recorded and compiled
+    for engine, batches, lr in sides.values():  # warm up: record and compile every capacity
         step(engine, islice(batches, 12), lr)
     ratios = []
     for _ in range(args.pairs):
@@ -108,18 +108,20 @@ def bench_packing(args: argparse.Namespace) -> None:
         )
         ratios.append(packed / plain)
         print(f"packed {packed:,.0f} tok/s, not packed {plain:,.0f} tok/s, ratio {ratios[-1]:.2f}", flush=True)
-    print(f"{device.name}: ratio, median of {args.pairs} pairs: {statistics.median(ratios):.2f}")
+    print(f"{device.name}: median ratio of {args.pairs} pairs: {statistics.median(ratios):.2f}")
 
 
 def step(engine, batches, lr: float) -> float:
-    """Real tokens a second of some optimizer steps; on a software adapter, which is this process, a processor second:
-    others on the machine do not count."""
+    """Real tokens per second over some optimizer steps.
+
+    A software adapter runs in this process, so it is timed in CPU seconds, which other load does not affect.
+    """
     clock = time.process_time if engine.device.is_cpu else time.perf_counter
     tokens, start = 0, clock()
     for number, batch in enumerate(batches, 1):
         engine.step(batch.micro_batches, number, lr)
         tokens += batch.tokens
-    engine.loss_sum()  # waits
+    engine.loss_sum()  # waits for the GPU
     return tokens / (clock() - start)
 
 
@@ -135,7 +137,7 @@ def main() -> None:
     words = commands.add_parser("tokenize")
     words.add_argument("--model", required=True)
     words.add_argument("--data", required=True, help="JSONL with `messages`")
-    words.add_argument("--chat-template", help="a built-in, when not the model's own")
+    words.add_argument("--chat-template", help="a built-in template, instead of the model's own")
     words.add_argument("--megabytes", type=float, default=40)
     words.add_argument("--workers", type=int, default=os.cpu_count())
     words.add_argument("--pairs", type=int, default=3)
@@ -144,7 +146,9 @@ def main() -> None:
     rows.add_argument("--config", default="configs/tiny.yaml")
     rows.add_argument("--device", default="auto")
     rows.add_argument("--pairs", type=int, default=5)
-    rows.add_argument("--steps", type=int, default=4, help="packed steps of a turn; three times as many of the others")
+    rows.add_argument(
+        "--steps", type=int, default=4, help="packed steps per turn; unpacked turns take three times as many"
+    )
     rows.set_defaults(run=bench_packing)
     args = parser.parse_args()
     args.run(args)

@@ -1,9 +1,9 @@
-"""Tokens a second of decoding at a named shape, with random weights: correct first, then the rate and where time goes.
+"""Check and time decoding at a named shape with random weights: tokens per second, and time by kernel.
 
     python scripts/bench_generate.py [--device gpu] [--shape bitnet-2b] [--rank 16] [--prompt 128] [--tokens 256]
 
-Random weights cost what trained ones do. The one-token walk (matrix-vector products, flash decoding) must agree with
-the whole-sequence walk; then prefill and decoding are timed, and each kind of kernel of a step by itself.
+Random weights are as fast as trained ones. The one-token pass (matrix-vector products, flash decoding) must agree with
+the whole-sequence pass; then prefill, decoding, and each kind of kernel in a step are timed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from lorawgpu.lora.peft_dir import adapter_shapes
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.weights.synthetic import SHAPES, synthetic_model
 
-CHECKED = 2  # layers
+CHECKED_LAYERS = 2
 
 
 def random_adapter(device, config: ModelConfig, rank: int) -> AdapterBuffers | None:
@@ -42,13 +42,13 @@ def random_adapter(device, config: ModelConfig, rank: int) -> AdapterBuffers | N
 
 
 def check(device, model, adapter, kernels, rng):
-    """Both walks over the same tokens through the first layers: the relative difference of their logits.
+    """Run both passes on the same tokens through the first layers. Returns the relative difference of their logits.
 
-    A flipped rounding of BitNet moves logits by 5e-3, and all layers of a random model multiply that.
+    One flipped rounding in BitNet moves logits by 5e-3, and every layer of a random model amplifies that.
     """
     tokens = rng.integers(0, model.config.vocab_size, 12).tolist()
-    config, logits = replace(model.config, layers=model.config.layers[:CHECKED]), []
-    short = replace(model, config=config, layers=model.layers[:CHECKED])
+    config, logits = replace(model.config, layers=model.config.layers[:CHECKED_LAYERS]), []
+    short = replace(model, config=config, layers=model.layers[:CHECKED_LAYERS])
     for matvec in (True, False):
         decoder = Decoder(device, short, adapter, context=128, prefill_rows=64, kernels=kernels, matvec=matvec)
         decoder.start([tokens[:4]])
@@ -69,7 +69,10 @@ def seconds_of(device, run, count):
 
 
 def by_kernel(device, records, repeat):
-    """Seconds a step of each kind of kernel: its records alone, back to back. Their sum lacks only what overlaps."""
+    """Seconds per step for each kind of kernel, running only its records, back to back.
+
+    The sum differs from a whole step only by what overlaps.
+    """
     kinds = defaultdict(list)
     for record in records:
         scopes = [part for part in record.label.split("/") if not part.startswith("layers.")]
@@ -90,7 +93,7 @@ def by_kernel(device, records, repeat):
 
 
 def weight_bytes(model, adapter) -> int:
-    """What a token has to read at least: every linear and the head, and the adapter."""
+    """The bytes that a token must read: all linear layers, the head and the adapter."""
     weights = [weight for layer in model.layers for weight in layer.weights.values()]
     return sum(w.nbytes for w in weights) + model.head.nbytes + (adapter.params.nbytes if adapter else 0)
 
@@ -108,7 +111,7 @@ def measure(args, device, model, adapter, kernels, rng):
     for _ in range(args.repeat):
         generator, tokens, start = Generator(decoder, ()), 0, None
         for _ in generator.stream(prompts, sampling, args.tokens):
-            start = start or time.perf_counter()  # the first token: the prompt is done
+            start = start or time.perf_counter()  # at the first token, prefill is done
             tokens += 1
         rates.append((tokens - args.batch) / (time.perf_counter() - start))
     print(f"decode      {max(rates):,.1f} tok/s (runs: {', '.join(f'{r:,.1f}' for r in rates)})")
@@ -121,8 +124,8 @@ def measure(args, device, model, adapter, kernels, rng):
     step = seconds_of(device, lambda: decoder.submit(decoder.encode(args.batch, 4, sampling)), 8) / 4
     floor = weight_bytes(model, adapter)
     each = len(plan.sections["forward"]) / len(model.layers)
-    print(f"dispatches  {len(records)} a token, {each:.1f} a layer; {recording * 1e3:.2f} ms to record a token")
-    print(f"a step      {step * 1e3:.3f} ms; reads {floor / 1e6:.0f} MB at least, {floor / step / 1e9:,.0f} GB/s")
+    print(f"dispatches  {len(records)} per token, {each:.1f} per layer; {recording * 1e3:.2f} ms to encode a token")
+    print(f"a step      {step * 1e3:.3f} ms; reads at least {floor / 1e6:.0f} MB, {floor / step / 1e9:,.0f} GB/s")
     for kind, (count, seconds) in sorted(by_kernel(device, records, args.repeat * 5).items(), key=lambda x: -x[1][1]):
         print(f"  {kind:28} {count:4} x {seconds / count * 1e6:8.2f} us = {seconds * 1e3:7.3f} ms")
 
@@ -131,8 +134,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device")
     parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
-    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="of dense weights")
-    parser.add_argument("--rank", type=int, default=16, help="of the adapter on all linears; 0: none")
+    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="store of dense weights")
+    parser.add_argument("--rank", type=int, default=16, help="rank of the adapter on all linear layers; 0: no adapter")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--batch", type=int, default=1)
@@ -151,9 +154,9 @@ def main():
     start = time.perf_counter()
     error = check(device, model, adapter, kernels, rng)
     bound = 5e-2 if model.config.ternary else 1e-4
-    print(f"correct     logits differ by {error:.1e} between the walks ({time.perf_counter() - start:.1f} s)")
+    print(f"check       logits of the two passes differ by {error:.1e} ({time.perf_counter() - start:.1f} s)")
     if not error < bound:
-        raise SystemExit(f"error: that is more than {bound:g}; nothing is timed")
+        raise SystemExit(f"error: that is more than {bound:g}; nothing was timed")
     measure(args, device, model, adapter, kernels, rng)
 
 

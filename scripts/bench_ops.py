@@ -1,11 +1,11 @@
-"""Time each kernel at real shapes: correct first, then the rate, then its share of a ceiling measured here.
+"""Check and time each kernel at real shapes, and compare its rate with a ceiling measured on the same device.
 
     python scripts/bench_ops.py [--device gpu] [--shape bitnet-2b] [--tokens 4096] [--kinds rows ...]
 
-Ceilings: fused multiply-adds and dot4I8Packed in a loop that touches no memory; torch's float32 product where torch
-and CUDA are there; for kernels that go over rows, a copy. Each product is checked on a few rows against float64 before
-it is timed, the others by the checks of `doctor`; a wrong one ends the run. Attention: bench_attention.py;
-matrix-vector: bench_generate.py.
+Ceilings: fused multiply-adds and dot4I8Packed in loops that touch no memory; torch's float32 product if torch and CUDA
+are available; for row kernels, a copy. Before it is timed, each product is checked on a few rows against float64, and
+each row kernel by the checks of `doctor`; a wrong result ends the run. For attention see bench_attention.py, for
+matrix-vector products bench_generate.py.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from lorawgpu.gpu.profile import profile
 from lorawgpu.ops.matmul import Operand, Problem, tiled
 from lorawgpu.ops.stores import STORES
 
-ROW_KERNELS = {  # functions of `doctor` and their sizes for M tokens, hidden C, middle I, heads, vocabulary V
+ROW_KERNELS = {  # (name, function of `doctor`, its sizes) for M tokens
     "bitnet-2b": lambda M: [
         ("rmsnorm", rows.rmsnorm, (M, 2560)),
-        ("rmsnorm + quantiser", rows.rmsnorm_quantize, ("with rows", M, 2560)),
-        ("quantiser", rows.quantize, (M, 6912)),
+        ("rmsnorm + quantizer", rows.rmsnorm_quantize, ("with rows", M, 2560)),
+        ("quantizer", rows.quantize, (M, 6912)),
         ("RoPE", rows.rotary, (M, 20, 5, 128, 0, M)),
         ("relu2 gate", rows.gate, ("relu2", M, 6912)),
         ("dropout", rows.adapter_dropout, (M, 2560)),
@@ -44,8 +44,8 @@ ROW_KERNELS = {  # functions of `doctor` and their sizes for M tokens, hidden C,
         ("AdamW", optimizer.adamw, (2, 1.0, 5_000_000)),
     ],
 }
-INT8 = [store.name for store in STORES.values() if store.int8_input]  # their forward is bound by dot4I8Packed
-CHECKED = 2e-5  # sums of thousands of terms, and roundings of exp; a lost term is off by 1e-2
+INT8 = [store.name for store in STORES.values() if store.int8_input]  # stores whose forward is bound by dot4I8Packed
+TOLERANCE = 2e-5  # for sums of thousands of terms and the rounding of exp; a lost term is off by 1e-2
 COPY = """
 @group(0) @binding(0) var<storage, read> source: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> copied: array<vec4<f32>>;
@@ -85,7 +85,7 @@ fn dot_loop(@builtin(global_invocation_id) id: vec3<u32>) {{
 
 
 def seconds(device, run, budget=0.25):
-    """Median seconds of one `run`, from batches long enough to hide the wait."""
+    """Median seconds per `run`, from batches long enough to hide the wait."""
     run()
     device.wait()
     start = time.perf_counter()
@@ -104,7 +104,7 @@ def seconds(device, run, budget=0.25):
 
 
 def peaks(device):
-    """Rates of the arithmetic loops, operations a second."""
+    """Rates of the arithmetic loops in operations per second."""
     groups, rates = (4096 if not device.is_cpu else 16), {}
     out = device.tensor((groups * 256, 4))
     for entry, operations in (("fma_loop", 256 * 32 * 4 * 2), ("dot_loop", 256 * 32 * 8)):
@@ -131,16 +131,16 @@ def torch_peak(m, n, k):
     return 40 * m * n * k / (time.perf_counter() - start)
 
 
-def require_right(error: float, what: str) -> None:
-    """SystemExit unless `error` is that of rounding: the rate of a wrong kernel says nothing. A NaN is wrong."""
-    if not error <= CHECKED:
-        raise SystemExit(f"error: {what} is off by {error:.1e}, wanted at most {CHECKED:.0e}; it is not timed")
+def require_correct(error: float, what: str) -> None:
+    """SystemExit unless `error` is within rounding, because a wrong kernel's speed is meaningless. NaN is wrong."""
+    if not error <= TOLERANCE:
+        raise SystemExit(f"error: {what} is off by {error:.1e}, wanted at most {TOLERANCE:.0e}; it was not timed")
 
 
 def case(device, kernels, kind, m, out, inner, tile=None):
-    """(seconds, relative error on sampled rows) of one product; kind: the name of a store, with _t for dx = dy W.
+    """(seconds, relative error on sampled rows) of one product. kind: the name of a store, with _t for dx = dy W.
 
-    SystemExit for a wrong one.
+    SystemExit if the product is wrong.
     """
     store, is_transposed, lab = kind.removesuffix("_t"), kind.endswith("_t"), Lab(Plan(device, kernels))
     weight, values = products.weight_of(device, store, inner, out)
@@ -160,7 +160,7 @@ def case(device, kernels, kind, m, out, inner, tile=None):
     expected = x[some].astype(np.float64) @ (values if is_transposed else values.T)
     got = device.read(y)[some]
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
-    require_right(error, f"{kind} product of {m} x {out} x {inner}, tile {tile or 'auto'}: y")
+    require_correct(error, f"{kind} product of {m} x {out} x {inner}, tile {tile or 'auto'}: y")
     return seconds(device, lambda: lab.plan.run("lab")), error
 
 
@@ -186,20 +186,20 @@ def runner(device, code, entry, groups, *tensors):
 
 
 def copy_rate(device) -> float:
-    """Bytes a second of a copy, read and written."""
+    """Bytes per second, read and written, of a copy."""
     size = 1 << (24 if device.is_cpu else 28)  # larger than any cache
     source, target = (device.tensor((size // 4,), label=name) for name in ("source", "target"))
     return 2 * size / seconds(device, runner(device, COPY, "main", size // 16 // 4096, source, target))
 
 
 def bench_rows(device, kernels, shape, tokens):
-    """Each kernel that goes over rows: checked against its reference, then timed alone by timestamps."""
+    """Check each row kernel against its reference, then time it with timestamps."""
     copy = copy_rate(device)
     print(f"copy {copy / 1e12:.2f} TB/s")
     for name, record, sizes in ROW_KERNELS[shape](tokens):
         lab = Lab(Plan(device, kernels))
-        error, worst = measure(KernelCheck(name, record, CHECKED, sizes), lab)
-        require_right(error, f"{name} {sizes}: {worst}")
+        error, worst = measure(KernelCheck(name, record, TOLERANCE, sizes), lab)
+        require_correct(error, f"{name} {sizes}: {worst}")
         runs = [profile(lab.plan, lab.sections) for _ in range(5)]
         for kind in runs[0]:
             elapsed, (_, count, _, nbytes) = min(run[kind][0] for run in runs), runs[0][kind]

@@ -2,9 +2,9 @@
 
     python scripts/bench_train.py --shape bitnet-2b [--tokens N] [--checkpointing] [--profile] [--peer float32 bfloat16]
 
-LoRA r=16 on all seven projections, AdamW, clip, every token a target. Prints the median step, tokens/s, peak GPU bytes
-(counted by us), encode time, and with --profile the GPU time by kind of kernel beside what it must do at least.
---peer runs transformers + PEFT on the same card in the same run, in each of those dtypes. --csv appends the result to
+LoRA r=16 on all seven linear layers, AdamW, clipping, every token a target. Prints the median step time, tokens/s, peak
+GPU memory (as counted by the device), and encoding time; with --profile also GPU time and rates by kind of kernel.
+--peer runs transformers + PEFT on the same GPU in the same run, in each given dtype. --csv appends the result to
 benchmarks/results.csv.
 """
 
@@ -36,12 +36,12 @@ COLUMNS = (
     *("peer_float32_tok_s", "peer_float32_gib", "peer_bfloat16_tok_s", "peer_bfloat16_gib"),
 )
 RANK = 16
-MOST = 8  # steps between two waits for the GPU, or as many as fit in GROUP_SECONDS
-GROUP_SECONDS = 1.0
+MAX_GROUP = 8  # most steps between two waits for the GPU
+GROUP_SECONDS = 1.0  # about the longest time between two waits
 
 
 def random_batch(config, tokens, seq, rng):
-    """`tokens` random tokens in sequences of `seq`, each a target but the first of its sequence."""
+    """`tokens` random tokens in sequences of `seq`; all are targets except the first of each sequence."""
     samples = []
     for start in range(0, tokens, seq):
         ids = rng.integers(3, config.vocab_size, min(seq, tokens - start)).astype(np.int32)
@@ -50,20 +50,20 @@ def random_batch(config, tokens, seq, rng):
 
 
 def group_of(step_seconds: float) -> int:
-    """Steps between two waits."""
-    return max(1, min(MOST, int(GROUP_SECONDS / step_seconds)))
+    """Number of steps between two waits."""
+    return max(1, min(MAX_GROUP, int(GROUP_SECONDS / step_seconds)))
 
 
 class Steps:
-    """Training steps as the trainer runs them: a few under way at once, the report of each read late."""
+    """Runs training steps as the trainer does: several in flight, with reports read late."""
 
     def __init__(self, engine, batch):
         self.engine, self.batch, self.late, self.step, self.group = engine, batch, LateReader(engine), 1, 1
 
     def run(self, seconds) -> tuple[float, float]:
-        """Seconds a step over about `seconds`, and those that Python records a step for (medians).
+        """(median seconds per step, median seconds that Python takes to encode one), over about `seconds`.
 
-        Recording is timed where nothing is queued: later steps of a group also wait for room in the queue.
+        Encoding is timed on the first step of each group; later steps also wait for room in the queue.
         """
         rates, recording, until = [], [], time.perf_counter() + seconds
         while not rates or time.perf_counter() < until:
@@ -80,14 +80,14 @@ class Steps:
         return float(np.median(rates)), float(np.median(recording))
 
     def busy(self) -> tuple[float, float]:
-        """Seconds of work of the GPU in a group of steps, and from its begin to its end."""
+        """(seconds the GPU was busy, seconds from begin to end) for a group of steps."""
         clock = Clock(self.engine.plans())
         self.run(0)
         return clock.busy()
 
 
 def ours(args, config):
-    """Median seconds a step and what else the run showed."""
+    """Median seconds per step, and other measurements."""
     device = open_device(args.device)
     kernels = KernelCache(device)
     start = time.perf_counter()
@@ -102,7 +102,7 @@ def ours(args, config):
     losses = [engine.loss_sum() / batch.targets]
     print(f"setup and first step {time.perf_counter() - start:.1f} s, loss {losses[0]:.4f}", flush=True)
     steps = Steps(engine, batch)
-    steps.run(args.seconds / 2)  # clocks climb for seconds
+    steps.run(args.seconds / 2)  # GPU clocks take seconds to ramp up
     step_seconds, encode = steps.run(args.seconds / 2)
     busy, span = steps.busy()
     losses.append(engine.loss_sum() / batch.targets)
@@ -127,7 +127,7 @@ def show_profile(kinds):
     total = sum(v[0] for v in kinds.values())
     print(f"{'GPU time by kind':44} {'ms':>9} {'share':>6} {'calls':>6} {'TFLOP/s':>8} {'TB/s':>6}")
     for kind, (seconds, count, flops, nbytes) in sorted(kinds.items(), key=lambda kv: -kv[1][0]):
-        bound = "<" if kind.startswith("attention_flash") else ""  # its operations are counted as of one sequence
+        bound = "<" if kind.startswith("attention_flash") else ""  # its operations are an upper bound
         rate = f"{bound}{flops / seconds / 1e12:.1f}"
         print(
             f"{kind:44} {seconds * 1e3:9.2f} {seconds / total:6.1%} {count:6} {rate:>8} {nbytes / seconds / 1e12:6.2f}"
@@ -136,7 +136,7 @@ def show_profile(kinds):
 
 
 def peer(args, config, dtype_name):
-    """Median seconds a step of transformers + PEFT with the same sizes, and its peak GiB."""
+    """(median seconds per step, peak GiB) of transformers + PEFT with the same sizes."""
     import torch
     from peft import LoraConfig as PeftLora
     from peft import get_peft_model
@@ -187,7 +187,7 @@ def peer(args, config, dtype_name):
 
 
 def append(row, path=RESULTS):
-    """Add a row to the results, in the order of COLUMNS; what it lacks is left empty. ValueError for an unknown key."""
+    """Append a row to the results. Missing COLUMNS stay empty. ValueError for an unknown key."""
     path.parent.mkdir(exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:
@@ -202,7 +202,7 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--seq", type=int, default=512)
-    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="of dense weights")
+    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="store of dense weights")
     parser.add_argument("--attention", choices=["flash", "chain"], default="flash")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to time")
@@ -210,15 +210,15 @@ def main():
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--peer", nargs="+", default=[], choices=["float32", "bfloat16"])
     parser.add_argument("--csv", action="store_true")
-    parser.add_argument("--commit", help="default: git's")
+    parser.add_argument("--commit", help="default: git HEAD")
     args = parser.parse_args()
     config = SHAPES[args.shape]
     result = ours(args, config)
     rate = args.tokens / result["seconds"]
     print(
         f"{args.shape} {args.tokens} tokens, sequences of {args.seq}{', checkpointing' if args.checkpointing else ''}: "
-        f"{result['seconds'] * 1e3:.1f} ms a step, {rate:,.0f} tok/s, peak {result['peak_gib']:.2f} GiB, "
-        f"Python records for {result['encode'] * 1e3:.1f} ms of it; the GPU waits {result['waits']:.1%} of the time"
+        f"{result['seconds'] * 1e3:.1f} ms per step, {rate:,.0f} tok/s, peak {result['peak_gib']:.2f} GiB; "
+        f"Python encodes a step in {result['encode'] * 1e3:.1f} ms; the GPU idles {result['waits']:.1%} of the time"
     )
     print({k: f"{v / 2**30:.2f} GiB" for k, v in result["memory"].items()}, "losses", result["losses"], flush=True)
     row = {
@@ -241,7 +241,7 @@ def main():
     for dtype in args.peer:
         seconds, peak = peer(args, config, dtype)
         print(
-            f"transformers + PEFT {dtype}: {seconds * 1e3:.1f} ms a step, {args.tokens / seconds:,.0f} tok/s, "
+            f"transformers + PEFT {dtype}: {seconds * 1e3:.1f} ms per step, {args.tokens / seconds:,.0f} tok/s, "
             f"peak {peak:.2f} GiB; ours is {seconds / result['seconds']:.2f}x",
             flush=True,
         )

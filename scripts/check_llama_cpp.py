@@ -1,19 +1,19 @@
-"""A real llama.cpp with our GGUF adapter against us: logits of a prompt, with and without the adapter.
+"""Compare llama.cpp, running our GGUF adapter, with lorawgpu: logits of a prompt, with and without the adapter.
 
     pip install llama-cpp-python
     python scripts/check_llama_cpp.py --model M.gguf --adapter A --llama-python PYTHON > benchmarks/llama_cpp.txt
 
-PYTHON is the interpreter of the environment that holds llama-cpp-python (this one by default). Exit code 1 when they do
-not agree. Two bases are compared:
+PYTHON is the interpreter of the environment with llama-cpp-python (default: this one). The exit code is 1 if they
+disagree. Two bases are compared:
 
-float32     the GGUF's blocks written out in float32, keys and values in float32 too: both sides compute the same
-            products in another order. Judged: the logits, and what the adapter itself changes (logits with it minus
-            logits without it), where a wrong scale or row order shows best.
-quantised   the GGUF as it is: llama.cpp rounds the activations of each product to 8 bits in blocks of 32, we do not.
-            That moves the logits by about 3e-2, as much as a weak adapter does: judged are the logits alone.
+float32     the GGUF's blocks written out in float32, with float32 keys and values, so both sides compute the same
+            products, in a different order. Compared: the logits, and the adapter's effect (logits with it minus logits
+            without it), which best shows a wrong scale or row order.
+quantized   the GGUF as it is. llama.cpp rounds the activations of each product to 8 bits in blocks of 32; lorawgpu does
+            not. This moves the logits by about 3e-2, as much as a weak adapter, so only the logits are compared.
 
-Four adapters: as given (plain); eight times as strong; under rsLoRA, rank and alpha patterns, for which GGUF has no
-words (peculiar); and a control that must not agree, the plain one with q and k rows in Hugging Face's order.
+Four adapters: as given (plain); eight times as strong (strong); with rsLoRA and rank and alpha patterns, which GGUF
+cannot express (peculiar); and a control that must not agree: plain, with q and k rows in Hugging Face's order.
 """
 
 import argparse
@@ -41,8 +41,8 @@ PROMPT = (
     "<|im_start|>user\nName the three primary colours, and say in one sentence why they are called primary.<|im_end|>\n"
     "<|im_start|>assistant\nThe primary colours are red, yellow and blue."
 )
-EXACT, ROUNDED = 2e-5, 6e-2  # of the logits: ten times float32's noise, twice that of the 8-bit activations
-EFFECT = 1e-3  # of what the adapter changes, itself a hundredth of the logits, in float32
+EXACT, ROUNDED = 2e-5, 6e-2  # limits on logits: ten times float32's noise, twice that of 8-bit activations
+EFFECT = 1e-3  # limit on the adapter's effect in float32, which is a hundredth of the logits
 THEIRS = """
 import json, sys
 import numpy as np
@@ -57,7 +57,7 @@ print(llama_cpp.__version__)
 """
 
 
-def unquantised(source: Path, out: Path) -> Path:
+def dequantized(source: Path, out: Path) -> Path:
     """The same GGUF with every block of weights written out in float32."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
@@ -83,7 +83,7 @@ def strong_adapter(folder: Path, source: Path) -> Path:
 
 
 def peculiar_adapter(folder: Path, source: Path) -> Path:
-    """The same matrices under rsLoRA and patterns, the ranks of some modules cut: what GGUF has no words for."""
+    """The same matrices with rsLoRA and patterns, and cut ranks for some modules, which GGUF cannot express."""
     lora, tensors = read_adapter(source)
     ranks = {"mlp.down_proj": 3, "self_attn.k_proj": 5}
     changed = LoraConfig(
@@ -97,7 +97,7 @@ def peculiar_adapter(folder: Path, source: Path) -> Path:
 
 
 def theirs(python: str, model: Path, adapter: Path | None, ids: list[int], folder: Path) -> np.ndarray:
-    """llama.cpp's logits [len(ids), V], from a process of its own environment."""
+    """llama.cpp's logits [len(ids), V], from a process in its own environment."""
     out = folder / "theirs.npy"
     argv = [python, "-c", THEIRS, str(model), str(adapter or ""), json.dumps(ids), str(out)]
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -111,7 +111,7 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def compare(base: str, ours: dict, others: dict) -> list[str]:
-    """Print a row for each adapter, errors relative to ours; returns what is out of its limit."""
+    """Print a row per adapter, with errors relative to ours. Returns descriptions of those out of limits."""
     faults = []
     for name, logits in others.items():
         mine = ours["plain" if name == "control" else name]
@@ -127,14 +127,14 @@ def compare(base: str, ours: dict, others: dict) -> list[str]:
         exact = base == "float32"
         good = error <= EXACT and effect <= EFFECT if exact else error <= ROUNDED
         if name == "control" and exact and good:
-            faults.append("the control agrees in float32: this comparison sees nothing")
+            faults.append("the control agrees in float32, so this comparison detects nothing")
         if name != "control" and not good:
             faults.append(f"{base}, {name}: off by {error:.1e} of the logits, {effect:.1e} of the adapter's change")
     return faults
 
 
 def export_all(folder: Path, model: Path, adapters: dict[str, Path]) -> dict[str, Path]:
-    """GGUF adapters by the command, and the control."""
+    """Export all adapters to GGUF, and the control."""
     files = {}
     for name, adapter in (adapters | {"control": adapters["plain"]}).items():
         files[name] = folder / f"{name}.gguf"
@@ -152,8 +152,8 @@ def run(argv: list[str]) -> None:
     parser.add_argument("--adapter", type=Path, required=True)
     parser.add_argument("--llama-python", default=sys.executable)
     args = parser.parse_args(argv)
-    asked = [args.llama_python, "-c", "import llama_cpp; print(llama_cpp.__version__)"]
-    version = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    query = [args.llama_python, "-c", "import llama_cpp; print(llama_cpp.__version__)"]
+    version = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         adapters = {
@@ -169,7 +169,7 @@ def run(argv: list[str]) -> None:
             ours[kind] = llm.logits(ids)
         print(f"llama-cpp-python {version}, {args.model.name}, {len(ids)} tokens; ||theirs - ours|| / ||ours||")
         faults = []
-        for base, model in (("float32", unquantised(args.model, folder / "f32.gguf")), ("quantised", args.model)):
+        for base, model in (("float32", dequantized(args.model, folder / "f32.gguf")), ("quantized", args.model)):
             others = {n: theirs(args.llama_python, model, file, ids, folder) for n, file in files.items()}
             faults += compare(base, ours, others)
     if faults:

@@ -1,11 +1,11 @@
-"""A real mlx-lm with our exported adapter against us: logits of the same tokens, with and without the adapter.
+"""Compare mlx-lm, running our exported adapter, with lorawgpu: logits of the same tokens, with and without the adapter.
 
     pip install mlx-lm        (Linux: pip install "mlx[cpu]" mlx-lm)
     python scripts/check_mlx.py --model tests/golden/llama_dense --mlx-python PYTHON > benchmarks/mlx.txt
 
-PYTHON is the interpreter of the environment that holds mlx-lm (this one by default). The adapters are made up here, one
-plain and one with rsLoRA, rank and alpha patterns. mlx-lm's weights are widened to float32, so that both sides compute
-the same products in another order. Exit code 1 when they do not agree.
+PYTHON is the interpreter of the environment with mlx-lm (default: this one). The adapters are random: one plain, one
+with rsLoRA and rank and alpha patterns. mlx-lm's weights are widened to float32, so that both sides compute the same
+products, in a different order. The exit code is 1 if they disagree.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes, write_adapter
 from lorawgpu.weights.loader import open_checkpoint
 
-EXACT = 1e-4  # float32 in another order
+EXACT = 1e-4  # float32 in a different order
 ADAPTERS = {
     "plain": LoraConfig(4, 8, LINEAR_MODULES),
     "peculiar": LoraConfig(
@@ -53,7 +53,7 @@ np.save(out, np.array(llm(mx.array([json.loads(ids)]))[0]))
 
 
 def theirs(python: str, model: Path, adapter: Path | None, ids: list[int], folder: Path) -> np.ndarray:
-    """mlx-lm's logits [len(ids), V], from a process of its own environment."""
+    """mlx-lm's logits [len(ids), V], from a process in its own environment."""
     out = folder / "theirs.npy"
     argv = [python, "-c", THEIRS, str(model), str(adapter or ""), json.dumps(ids), str(out)]
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -62,7 +62,7 @@ def theirs(python: str, model: Path, adapter: Path | None, ids: list[int], folde
     return np.load(out)
 
 
-def made_up(folder: Path, lora: LoraConfig, model: Path) -> Path:
+def random_adapter(folder: Path, lora: LoraConfig, model: Path) -> Path:
     random = np.random.default_rng(0)
     shapes = adapter_shapes(lora, open_checkpoint(model).config)
     tensors = {n: (random.standard_normal(s) / np.sqrt(4 * s[1])).astype(np.float32) for n, s in shapes.items()}
@@ -79,8 +79,8 @@ def run(argv: list[str]) -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--mlx-python", default=sys.executable)
     args = parser.parse_args(argv)
-    asked = [args.mlx_python, "-c", "from importlib.metadata import version; print(version('mlx-lm'))"]
-    version = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    query = [args.mlx_python, "-c", "from importlib.metadata import version; print(version('mlx-lm'))"]
+    version = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     base = load(args.model)
     ids = (np.arange(40) * 37 % min(base.config.vocab_size, 1000)).tolist()
     print(f"mlx-lm {version}, {args.model.name}, {len(ids)} tokens; ||theirs - ours|| / ||ours||")
@@ -89,7 +89,7 @@ def run(argv: list[str]) -> None:
         folder = Path(name)
         rows = {"none": (without, theirs(args.mlx_python, args.model, None, ids, folder))}
         for kind, lora in ADAPTERS.items():
-            adapter, out = made_up(folder / kind, lora, args.model), folder / f"{kind}-mlx"
+            adapter, out = random_adapter(folder / kind, lora, args.model), folder / f"{kind}-mlx"
             argv = ["--adapter", adapter, "--model", args.model, "--to", "mlx", "--out", out]
             with contextlib.redirect_stdout(io.StringIO()):
                 if export(list(map(str, argv))):

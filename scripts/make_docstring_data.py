@@ -1,11 +1,11 @@
-"""A chat data set from the Python standard library on this machine: what does this function do?
+"""Make a chat data set from this machine's Python standard library: what does this function do?
 
     python scripts/make_docstring_data.py [--out out/docstrings] [--held-out 0.1]
 
-Question: a signature; answer: the first paragraph of its docstring. Sources are parsed, never imported (importing
-`antigravity` opens a browser). Whole top-level modules go to `heldout.jsonl`, chosen by a hash of their name, so
-that nothing is held out whose neighbour was trained on; the rest to `train.jsonl`. The same Python version gives the
-same bytes.
+The question is a signature, the answer the first paragraph of its docstring. Sources are parsed, never imported
+(importing `antigravity` opens a browser). Some top-level modules, chosen by a hash of their name, go to `heldout.jsonl`
+as a whole, so that held-out functions have no siblings in the training data; the others go to `train.jsonl`. The same
+Python version gives the same bytes.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-LEAST, MOST = 20, 600  # characters of an answer: shorter says nothing, longer is a manual
-# tkinter is missing on many machines, and a tenth of all docstrings where it is there
+MIN_ANSWER, MAX_ANSWER = 20, 600  # characters; shorter ones say nothing, longer ones are manuals
+# tkinter is missing on many machines, and makes up a tenth of all docstrings on others
 LEFT_OUT = set("test tests idlelib lib2to3 site-packages dist-packages turtledemo tkinter".split())
 
 
@@ -63,9 +63,9 @@ def _described(signature: str, node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def first_paragraph(docstring: str) -> str | None:
-    """The first paragraph on one line; None where it says nothing, is a manual, or shows a session."""
+    """The first paragraph on one line; None if it is too short, too long, or shows a session."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
-    return paragraph if LEAST <= len(paragraph) <= MOST and ">>>" not in paragraph else None
+    return paragraph if MIN_ANSWER <= len(paragraph) <= MAX_ANSWER and ">>>" not in paragraph else None
 
 
 def parsed_modules() -> Iterator[tuple[str, ast.Module]]:
@@ -93,7 +93,7 @@ def main() -> None:
         part = "heldout" if is_held_out(module, options.held_out) else "train"
         for signature, docstring in documented(module, tree):
             answer = first_paragraph(docstring)
-            if answer is None or answer in seen:  # twins share a docstring; one copy, so that none is in both parts
+            if answer is None or answer in seen:  # identical docstrings are kept once, so that none is in both files
                 continue
             seen.add(answer)
             turns = [("user", f"What does this do?\n{signature}"), ("assistant", answer)]

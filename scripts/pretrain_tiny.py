@@ -1,15 +1,16 @@
-"""Train `builtin:tiny-bitnet` from nothing: a BitNet b1.58 of 2.9 million parameters (needs the `reference` extra).
+"""Train `builtin:tiny-bitnet` from scratch: a BitNet b1.58 with 2.9 million parameters (needs the `reference` extra).
 
-    python scripts/tiny_corpus.py --docs FOLDER --out out/tiny          the text, the tokenizer, the chat data
+    python scripts/tiny_corpus.py --docs FOLDER --out out/tiny          makes the text, the tokenizer, the chat data
     python scripts/pretrain_tiny.py --data out/tiny --out out/tiny-bitnet --seconds 100
 
-Quantisation-aware from the first step: each product sees ternary weights (absmean, one scale a matrix) and int8
-activations (absmax, one scale a token), and the gradient passes straight through both. Written is what the product
-saw: Hugging Face's packed store (`BitNetForCausalLM`, autobitlinear, offline), norms and embedding in bfloat16.
+Training is quantization-aware from the first step: each product uses ternary weights (absmean, one scale per matrix)
+and int8 activations (absmax, one scale per token), and gradients pass straight through both. The weights are saved as
+the products used them: in Hugging Face's packed format (`BitNetForCausalLM`, autobitlinear, offline), with norms and
+embedding in bfloat16.
 
-The same code runs anywhere: an H200 that trained two of these at once saw 0.8 million tokens a second of each, two
-slow cores some hundreds. The learning rate follows the clock: `--seconds` is the length of the training, and a short
-one ends as well annealed as a long one.
+The code runs anywhere: an H200 that trained two of these at once processed 0.8 million tokens per second for each, two
+slow cores a few hundred. The learning rate follows the clock: training takes `--seconds`, and is fully annealed however
+short it is.
 """
 
 import argparse
@@ -36,19 +37,19 @@ PROMPTS = ("Return the", "The module provides", "If the file does not exist,")
 
 
 def ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """T in {-1, 0, 1} and w of a matrix: w = mean|W|, T = clamp(round(W/w)). w is a bfloat16, as it will be stored."""
+    """T in {-1, 0, 1} and w of a matrix: w = mean|W|, T = clamp(round(W/w)). w is rounded to bfloat16, as stored."""
     scale = weight.abs().mean().clamp(min=1e-5).bfloat16().float()
     return (weight / scale).round().clamp(-1, 1), scale
 
 
-def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """xq in -128..127 and s of every token: s = 127 / max|x|, xq = round(x*s)."""
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """xq in -128..127 and s of each token: s = 127 / max|x|, xq = round(x*s)."""
     scale = 127 / x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-5)
     return (x.detach() * scale).round().clamp(-128, 127), scale
 
 
 class TernaryProduct(torch.autograd.Function):
-    """y = (xq . T^T) * w / s. Straight through both quantisers: dx = w * dy . T and dW = dy^T . (xq / s)."""
+    """y = (xq . T^T) * w / s. Straight through both quantizers: dx = w * dy . T and dW = dy^T . (xq / s)."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, xq: Tensor, scale: Tensor) -> Tensor:
@@ -67,8 +68,8 @@ class BitLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) * 0.02)
 
-    def forward(self, x: Tensor, quantised: tuple[Tensor, Tensor]) -> Tensor:
-        return TernaryProduct.apply(x, self.weight, *quantised)
+    def forward(self, x: Tensor, quantized: tuple[Tensor, Tensor]) -> Tensor:
+        return TernaryProduct.apply(x, self.weight, *quantized)
 
 
 class Norm(nn.Module):
@@ -96,16 +97,16 @@ class Attention(nn.Module):
         self.attn_sub_norm = Norm(HEADS * HEAD_DIM)
 
     def forward(self, n: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        quantised = quantise(n)
+        quantized = quantize(n)
         q, k, v = (
-            proj(n, quantised).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            proj(n, quantized).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        half = torch.bfloat16 if n.is_cuda else torch.float32  # the fast attention kernels are 16-bit ones
+        half = torch.bfloat16 if n.is_cuda else torch.float32  # the fast attention kernels are 16-bit
         q, k, v = (t.to(half) for t in (rotate(q, cos, sin), rotate(k, cos, sin), v))
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         a = self.attn_sub_norm(a.transpose(1, 2).flatten(2).float())
-        return self.o_proj(a, quantise(a))
+        return self.o_proj(a, quantize(a))
 
 
 class MLP(nn.Module):
@@ -116,9 +117,9 @@ class MLP(nn.Module):
         self.ffn_sub_norm = Norm(MIDDLE)
 
     def forward(self, h: Tensor) -> Tensor:
-        quantised = quantise(h)
-        m = self.ffn_sub_norm(F.relu(self.gate_proj(h, quantised)).square() * self.up_proj(h, quantised))
-        return self.down_proj(m, quantise(m))
+        quantized = quantize(h)
+        m = self.ffn_sub_norm(F.relu(self.gate_proj(h, quantized)).square() * self.up_proj(h, quantized))
+        return self.down_proj(m, quantize(m))
 
 
 class Block(nn.Module):
@@ -155,12 +156,12 @@ class BitNet(nn.Module):
 
 
 def progress_rate(progress: float) -> float:
-    """The learning rate as a part of its peak, at `progress` in 0..1: a short warmup, then linearly down to 0."""
+    """The learning rate as a fraction of its peak, at `progress` in 0..1: a short warmup, then a linear decay to 0."""
     return min(progress / WARMUP, (1 - progress) / (1 - WARMUP), 1.0)
 
 
 def train(model: BitNet, tokens: Tensor, options: argparse.Namespace) -> int:
-    """Train for `options.seconds`; returns the tokens seen. Weight decay ends half-way, as in BitNet's recipe."""
+    """Train for `options.seconds`. Returns the tokens seen. Weight decay ends halfway, as in BitNet's recipe."""
     matrices = [p for p in model.parameters() if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": norms, "weight_decay": 0.0}]
@@ -180,7 +181,7 @@ def train(model: BitNet, tokens: Tensor, options: argparse.Namespace) -> int:
         optimizer.zero_grad()
         step += 1
         if step % options.log_every == 0:
-            shown = loss.item()  # also keeps the clock honest: a GPU runs behind the loop
+            shown = loss.item()  # also synchronizes: otherwise the GPU falls behind the loop's clock
             seconds = time.monotonic() - started
             print(f"step {step}  {seconds:.0f} s  loss {shown:.3f}", flush=True)
         progress = (time.monotonic() - started) / options.seconds
@@ -189,7 +190,7 @@ def train(model: BitNet, tokens: Tensor, options: argparse.Namespace) -> int:
 
 @torch.no_grad()
 def evaluate(model: BitNet, records: list[dict], device: torch.device) -> dict:
-    """Mean loss over the held-out tokens, and what it means a token and a byte of text."""
+    """Mean loss over the held-out target tokens, perplexity, token count and loss sum."""
     total, targets = 0.0, 0
     for start in range(0, len(records), 32):
         rows = [record["input_ids"] for record in records[start : start + 32]]
@@ -261,15 +262,15 @@ def save(model: BitNet, tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("out/tiny"), help="what tiny_corpus.py wrote")
+    parser.add_argument("--data", type=Path, default=Path("out/tiny"), help="output folder of tiny_corpus.py")
     parser.add_argument("--out", type=Path, default=Path("out/tiny-bitnet"))
     parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--batch", type=int, default=64, help=f"sequences of {CONTEXT} tokens a step (default 64)")
+    parser.add_argument("--batch", type=int, default=64, help=f"sequences of {CONTEXT} tokens per step (default 64)")
     parser.add_argument("--learning-rate", type=float, default=7e-3)
-    parser.add_argument("--log-every", type=int, default=100, help="steps between two lines (default 100)")
+    parser.add_argument("--log-every", type=int, default=100, help="steps between log lines (default 100)")
     options = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # TF32 holds xq and T exactly, so the quantised products stay exact
+    torch.set_float32_matmul_precision("high")  # TF32 holds xq and T exactly, so the quantized products stay exact
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = tokenizers.Tokenizer.from_file(str(options.data / "model" / "tokenizer.json"))
     tokens = torch.from_numpy(np.fromfile(options.data / "train.bin", np.uint16).astype(np.int64)).to(device)
@@ -277,7 +278,7 @@ def main() -> None:
     model = BitNet().to(device)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokens):,} training tokens, on {device}")
     seen = train(model, tokens, options)
-    for parameter in model.parameters():  # what is measured is what is stored
+    for parameter in model.parameters():  # evaluate the values that will be stored
         if parameter.ndim == 1 or parameter.shape[0] == VOCABULARY:
             parameter.data = parameter.data.bfloat16().float()
     result = evaluate(model, held_out, device)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The first hour in minutes: installs lorawgpu into .venv, trains the built-in model of 3 million parameters as
-# configs/tiny.yaml says, lets it write with and without the adapter, and makes the report. Needs no GPU.
-#   scripts/quickstart.sh [--yes]        --yes: install a software adapter without asking where there is no GPU
-# A second run needs no network and goes into a folder of its own.
+# Installs lorawgpu into .venv, trains the built-in model of 3 million parameters with configs/tiny.yaml, generates with
+# and without the adapter, and writes the report. Takes minutes and needs no GPU.
+#   scripts/quickstart.sh [--yes]        --yes: without a GPU, install a software adapter without asking
+# A second run needs no network and writes to a new folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -16,7 +16,7 @@ esac
 
 step() { printf '\n== %s\n' "$*"; }
 
-may_install() {  # whether the user wants the software adapter: root does, --yes does, else we ask
+may_install() {  # whether to install the software adapter: yes for root or --yes, otherwise ask
     [ "$(id -u)" = 0 ] || [ -n "$yes" ] && return
     [ -t 0 ] || return 1
     read -r -p "No GPU adapter was found. Install a software one (sudo apt-get install $ADAPTER_PACKAGES)? [y/N] " answer
@@ -33,7 +33,7 @@ provide_adapter() {
     echo "error: no Vulkan, Metal or DX12 adapter. Debian and Ubuntu: sudo apt-get install $ADAPTER_PACKAGES;" \
         "Fedora: sudo dnf install mesa-vulkan-drivers vulkan-loader; Arch: sudo pacman -S vulkan-swrast;" \
         "or your GPU's Vulkan driver" >&2
-    exit 2  # as lorawgpu's own commands without an adapter
+    exit 2  # the exit code of lorawgpu's commands without an adapter
 }
 
 step "Installing into $venv"
@@ -50,7 +50,7 @@ step "Training: configs/tiny.yaml into $out"
 "$python" -m lorawgpu.train configs/tiny.yaml --set "output_dir=$out"
 
 prompt="What does shutil.copyfile(src, dst) do?"
-step "Asking: $prompt"
+step "Generating: $prompt"
 "$python" -m lorawgpu.generate --model builtin:tiny-bitnet --adapter "$out" --compare --max-new-tokens 48 --prompt "$prompt"
 
 step "Done: open $out/report.html in a browser"
@@ -58,7 +58,7 @@ cat <<END
 Next:
   . $venv/bin/activate
   lorawgpu generate --model builtin:tiny-bitnet --adapter $out --chat
-  lorawgpu doctor                       # what this machine's GPU can do
-  configs/                              # real models; the head of each file says how to get its own
-  lorawgpu train configs/bitnet-2b-8gb.yaml --dry-run      # fetches the model, says what training needs
+  lorawgpu doctor                       # checks this machine's GPU
+  configs/                              # real models; see the top of each file
+  lorawgpu train configs/bitnet-2b-8gb.yaml --dry-run      # downloads the model and shows what training needs
 END

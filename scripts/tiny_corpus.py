@@ -1,15 +1,15 @@
-"""The text that `builtin:tiny-bitnet` is trained on, and the chat data `builtin:docstrings`: Python's documentation.
+"""Make the training text of `builtin:tiny-bitnet` and the chat data `builtin:docstrings` from Python's documentation.
 
     python scripts/tiny_corpus.py --docs FOLDER --out out/tiny
 
 FOLDER holds Python's documentation as HTML (Debian: `apt-get download python3.11-doc`, then `dpkg -x`; elsewhere the
 HTML archive of docs.python.org). The docstrings are those of the standard library that runs this script, parsed and
-never imported. Both are under the Python Software Foundation's licence.
+never imported. Both are under the Python Software Foundation's license.
 
-Written: a byte-level BPE tokenizer with BitNet's control tokens and chat template (`model/`), the training tokens
-(`train.bin`, uint16), the held-out passages as pre-tokenised samples (`heldout.jsonl`), and the chat set
-(`docstrings.jsonl`, `docstrings-heldout.jsonl`). What is held out is decided by module, for all of these alike: no
-page or docstring of a held-out module is trained on.
+Output: a byte-level BPE tokenizer with BitNet's control tokens and chat template (`model/`), the training tokens
+(`train.bin`, uint16), the held-out passages as pre-tokenized samples (`heldout.jsonl`), and the chat set
+(`docstrings.jsonl`, `docstrings-heldout.jsonl`). Whole modules are held out, the same in all of these: no page or
+docstring of a held-out module is trained on.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 
 VOCABULARY = 2560
 CONTEXT = 512
-HELD_OUT = 0.05  # of the modules
+HELD_OUT = 0.05  # fraction of modules
 BOS, EOS, END_OF_TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
-# Llama 3's, whose tokenizer BitNet-b1.58-2B-4T uses: control tokens behind the text's, words split by this pattern
+# As in Llama 3, whose tokenizer BitNet-b1.58-2B-4T uses: control tokens after text tokens, words split by this pattern
 CONTROL = (BOS, EOS, "<|start_header_id|>", "<|end_header_id|>", END_OF_TURN)
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
@@ -41,7 +41,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
 BLOCKS = frozenset("p dt dd li tr h1 h2 h3 h4 h5 h6 div".split())
-SKIPPED = frozenset("pre script style table".split())  # English is wanted: no programs
+SKIPPED = frozenset("pre script style table".split())  # English only, no programs
 LEFT_OUT = re.compile(r"genindex|search|contents|download|py-modindex|changelog|_static")
 VERBS = frozenset(
     "Return Set Get Create Read Add Parse Test Send Remove Write Run Format Print Convert Open Find Close Make "
@@ -51,19 +51,19 @@ VERBS = frozenset(
     "Wrap Install Display Walk Take Report Escape Pop Yield Wake Acquire Release Indicate Request Dump Iterate "
     "Update Feed Decide Arrange Block Accept Compress Decompress Scan Skip".split()
 )
-LEAST = 60  # characters of a passage that is worth a sequence of its own
+MIN_PASSAGE = 60  # characters; shorter passages are dropped
 
 
 class Page(HTMLParser):
-    """The English of one page of Sphinx's HTML: `passages`, one a section, paragraphs on lines of their own."""
+    """The English text of one page of Sphinx HTML: `passages`, one per section, with a line per paragraph."""
 
     def __init__(self) -> None:
         super().__init__()
         self.passages: list[str] = []
         self._line, self._lines = "", []
-        self._depth = 0  # of div elements inside the body; 0 is outside
-        self._skipping = ""  # the element whose inside is passed over
-        self._nested = 0  # how many of it are open
+        self._depth = 0  # nesting of div elements inside the body; 0 is outside
+        self._skipping = ""  # the element whose contents are skipped
+        self._nested = 0  # how many of these elements are open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._skipping:
@@ -103,13 +103,13 @@ class Page(HTMLParser):
     def _end_passage(self) -> None:
         self._end_line()
         text = "\n".join(self._lines)
-        if len(text) >= LEAST:
+        if len(text) >= MIN_PASSAGE:
             self.passages.append(text)
         self._lines = []
 
 
 def documentation(folder: Path) -> Iterator[tuple[bool, str]]:
-    """(held out?, passage) of every page of Python's HTML documentation, in the order of the pages' names."""
+    """(held out?, passage) for every page of Python's HTML documentation, sorted by page name."""
     for path in sorted(folder.rglob("*.html")):
         name = path.relative_to(folder).with_suffix("").as_posix()
         if not LEFT_OUT.search(name):
@@ -120,7 +120,7 @@ def documentation(folder: Path) -> Iterator[tuple[bool, str]]:
 
 
 def plain(text: str) -> str:
-    """Typographic quotes and dashes as ASCII: a small vocabulary has better uses."""
+    """Replace typographic quotes and dashes by ASCII, to spare the small vocabulary."""
     for fancy, ascii_text in {
         "“": '"',
         "”": '"',
@@ -136,7 +136,7 @@ def plain(text: str) -> str:
 
 
 def docstrings() -> Iterator[tuple[bool, str, str]]:
-    """(held out?, signature, docstring) of what the standard library documents in its sources, each docstring once."""
+    """(held out?, signature, docstring) for everything documented in the standard library, each docstring once."""
     seen = set()
     for module, tree in parsed_modules():
         for signature, docstring in documented(module, tree):
@@ -146,17 +146,17 @@ def docstrings() -> Iterator[tuple[bool, str, str]]:
 
 
 def chat(signature: str, docstring: str) -> dict | None:
-    """One record of `builtin:docstrings`; None where the docstring does not begin with a short imperative sentence.
+    """One record of `builtin:docstrings`; None if the docstring does not begin with a short imperative sentence.
 
-    The manner is fixed: what the function is used for, then what it takes. No text of the corpus is like it.
+    The style is fixed: what the function is for, then what it takes. The corpus has no text in this style.
     """
     name, _, arguments = signature.partition("(")
     sentence = re.match(r"(\w+)( [\w ,'()/*-]{8,100})\.?(?= [A-Z]|$)", first_paragraph(docstring) or "")
     if not arguments or len(signature) > 90 or not sentence or sentence[1].removesuffix("s") not in VERBS:
         return None
     verb = sentence[1].removesuffix("s").lower()
-    given = ast.parse(f"def f({arguments}: pass").body[0].args
-    names = [argument.arg for argument in ast.walk(given) if isinstance(argument, ast.arg)]
+    parsed = ast.parse(f"def f({arguments}: pass").body[0].args
+    names = [argument.arg for argument in ast.walk(parsed) if isinstance(argument, ast.arg)]
     takes = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else (names or ["no arguments"])[0]
     answer = f"Use {name.rpartition('.')[2]} to {verb}{sentence[2]}. It takes {takes}."
     turns = [("user", f"What does {signature} do?"), ("assistant", answer)]
@@ -164,7 +164,7 @@ def chat(signature: str, docstring: str) -> dict | None:
 
 
 def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
-    """Byte-level BPE, laid out like Llama 3's: every byte is a token, control tokens come last, BOS is put first."""
+    """Byte-level BPE like Llama 3's: every byte is a token, control tokens come last, BOS is prepended."""
     out = tokenizers.Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(WORDS), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -180,7 +180,7 @@ def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
 
 
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
-    """tokenizer.json, and the tokenizer_config.json that names its control tokens and the chat template."""
+    """Write tokenizer.json, and tokenizer_config.json with its control tokens and chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     settings = {
@@ -195,8 +195,8 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 
 
 def samples(ids: list[int]) -> Iterator[dict]:
-    """A held-out passage as pre-tokenised records of at most the context's length."""
-    for start in range(0, len(ids) - 1, CONTEXT):  # a single token left over has nothing to predict
+    """A held-out passage as pre-tokenized records, no longer than the context."""
+    for start in range(0, len(ids) - 1, CONTEXT):  # a single remaining token has no target
         piece = ids[start : start + CONTEXT]
         if len(piece) > 1:
             yield {"input_ids": piece, "labels": piece}
@@ -213,10 +213,10 @@ def main() -> None:
     options = parser.parse_args()
     entries = list(docstrings())
     passages = [(held_out, text, EOS) for held_out, text in documentation(options.docs)]
-    # a docstring ends like a turn of a chat does: so the base gives that token a meaning, which an adapter could not
+    # docstrings end like chat turns, so that the base learns END_OF_TURN, which an adapter could not teach it
     passages += [(held_out, plain(f"{signature}\n{text}"), END_OF_TURN) for held_out, signature, text in entries]
     if len(passages) < 2 * len(entries) / 3 + len(entries):
-        raise SystemExit(f"error: {options.docs} holds too few pages; wanted the HTML documentation of Python")
+        raise SystemExit(f"error: {options.docs} has too few pages; wanted Python's HTML documentation")
     tokenizer = train_tokenizer([text for held_out, text, _ in passages if not held_out])
     save_tokenizer(tokenizer, options.out / "model")
     encoded = [(h, [*tokenizer.encode(text).ids, tokenizer.token_to_id(end)]) for h, text, end in passages]

@@ -1,4 +1,4 @@
-"""For op tests: the laboratory that `lorawgpu doctor` uses too, and its checks at other sizes."""
+"""For op tests: the `Lab` and checks of `lorawgpu doctor`, at other sizes."""
 
 from copy import copy
 

@@ -18,7 +18,7 @@ def sample(ids, labels=None):
 
 
 class ListSource:
-    """Samples whose tokens are their own indices in the corpus, so that no loss goes unnoticed."""
+    """Samples whose tokens are their own indices in the corpus, so that a missing token is noticed."""
 
     def __init__(self, lengths, start=1):
         self.lengths = np.array(lengths, np.int64)
@@ -55,7 +55,7 @@ def test_flatten_writes_the_step_data_by_hand():
     assert batch.slot.tolist() == list(range(8))
     assert batch.kv_start.tolist() == [0, 0, 0, 3, 4, 4, 6, 7]
     assert batch.segment_end.tolist() == [3, 3, 3, 4, 6, 6, 7, 8]
-    assert batch.target_rows.tolist() == [1, 4]  # 5 and 9 come first, 8 stands alone, labels[1] is masked
+    assert batch.target_rows.tolist() == [1, 4]  # 5 and 9 are first tokens, 8 is a whole sequence, labels[1] is masked
     assert batch.target_ids.tolist() == [7, 10]
     assert (batch.tokens, batch.samples, batch.targets, batch.capacity) == (6, 3, 2, 8)
     assert all(a.dtype == np.int32 for a in (batch.ids, batch.position, batch.slot, batch.kv_start, batch.segment_end))
@@ -72,7 +72,7 @@ def test_labels_that_differ_from_the_ids_are_kept():
 
 
 def test_flatten_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="5 tokens do not fit a capacity of 4"):
+    with pytest.raises(ValueError, match="5 tokens do not fit into a capacity of 4"):
         flatten([sample([1] * 5)], 4)
 
 
@@ -168,7 +168,7 @@ def test_a_position_is_stored_under_the_keys_of_every_checkpoint():
 
 def test_a_position_in_other_data_is_refused():
     position = next(batches([5] * 200).step_batches()).position
-    with pytest.raises(UserError, match="does not belong to these data"):
+    with pytest.raises(UserError, match="does not match these data sets"):
         next(batches([50] * 200).step_batches(position))
 
 

@@ -56,7 +56,7 @@ def test_a_right_product_is_timed_and_a_wrong_one_is_not(bench_ops, monkeypatch,
     def case():
         return bench_ops.case(device, kernels, kind, 32, 64, 64)
 
-    assert case()[1] <= bench_ops.CHECKED and timed == [kind]
+    assert case()[1] <= bench_ops.TOLERANCE and timed == [kind]
 
     def wrong(plan, problem, tile):
         right(plan, replace(problem, epilogue=Epilogue(alpha=1.0001)), tile)
@@ -69,7 +69,7 @@ def test_a_right_product_is_timed_and_a_wrong_one_is_not(bench_ops, monkeypatch,
 
 def test_a_product_of_nan_is_wrong(bench_ops):
     with pytest.raises(SystemExit, match="off by nan"):
-        bench_ops.require_right(float("nan"), "y")
+        bench_ops.require_correct(float("nan"), "y")
 
 
 def test_without_a_warmup_there_are_ceilings_too(bench_ops, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Which adapter is chosen and why, what is asked of it, and what it may hold."""
+"""Choosing an adapter, the limits requested, and memory."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def test_a_choice_and_its_reason(choice, expected, reason):
 
 def test_auto_says_when_it_is_the_cpu():
     chosen, why = choose_adapter("auto", [CPU])
-    assert chosen is CPU and "no GPU was found" in why and "slow" in why
+    assert chosen is CPU and "no GPU found" in why and "slow" in why
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_auto_says_when_it_is_the_cpu():
     [
         ("gpu", [CPU], "'gpu': no such adapter"),
         ("cpu", [DISCRETE], "'cpu': no such adapter"),
-        ("3", ALL, "no adapter with that index"),
-        ("²", ALL, "want auto, cpu, gpu, an index or a part of a name"),  # a digit, and no number
+        ("3", ALL, "no adapter has that index"),
+        ("²", ALL, "want auto, cpu, gpu, an index or a part of a name"),  # a digit, but not a number
         ("voodoo", ALL, "want auto, cpu, gpu, an index or a part of a name"),
         ("auto", [], "no GPU adapter found"),
     ],
@@ -82,7 +82,7 @@ def test_what_cannot_be_had_is_refused_with_the_list(choice, adapters, message):
 
 
 def nothing(adapter, reason, limits, budget):
-    """In the place of a Device: what it would be asked for."""
+    """Replaces Device, to see the requested limits."""
     return limits
 
 
@@ -100,7 +100,7 @@ def test_the_environment_chooses_unless_the_option_does(monkeypatch):
 
 
 def test_limits(monkeypatch):
-    """Two follow the adapter, below 2 GiB; the rest are WebGPU's, and `webgpu` takes all of them from there."""
+    """Two limits follow the adapter, below 2 GiB; the others are WebGPU's, and with `webgpu` all are."""
     monkeypatch.setattr(gpu_device, "choose_adapter", lambda choice, _: (CPU, "why"))
     monkeypatch.setattr(CPU, "limits", dict.fromkeys(gpu_device.ADAPTER_LIMITS, 1 << 40))
     monkeypatch.delenv("LORAWGPU_LIMITS", raising=False)
@@ -156,7 +156,7 @@ def test_a_budget_stops_what_the_adapter_would_grant():
         ("activations", "lower sequence_len or micro_batch_size"),
         ("optimizer", "lower lora_r, or name fewer lora_target_modules"),
         ("kv cache", "shorten the context"),
-        ("weights", "take a smaller model or another device"),
+        ("weights", "use a smaller model or another device"),
     ],
 )
 def test_a_buffer_beyond_the_limits_is_named_with_its_cure(device, kind, cure):
@@ -215,7 +215,7 @@ def test_the_workspace_reuses_what_was_given_back(device):
         work.give(c, a, a)
     held = device.memory.held["test scratch"]
     work.rewind()
-    small = [work.take((8, 16)) for _ in range(2)]  # a smaller plan: no new buffer, however much larger the old are
+    small = [work.take((8, 16)) for _ in range(2)]  # a smaller plan creates no buffer, however oversized the old ones
     assert {id(t.buffer) for t in small} == {id(a.buffer), id(c.buffer)}
     assert device.memory.held["test scratch"] == held
 
@@ -224,14 +224,14 @@ def test_a_frugal_workspace_gives_a_small_tensor_a_large_buffer(device):
     work = Workspace(device, kind="test scratch")
     large = work.take((100, 16), label="large")
     work.give(large)
-    with work.frugal():
+    with work.reuse_only():
         assert (small := work.take((8, 16), label="small")).buffer is large.buffer
     work.give(small)
     assert work.take((8, 16), label="small").buffer is not large.buffer
 
 
 def test_an_error_of_a_dispatch_is_raised(plan, device):
-    """Recording goes past wgpu-py's own checks of every call."""
+    """Encoding bypasses wgpu-py's own checks."""
     with plan.section("bad"):
         plan.clear(device.tensor((64,)))
     plan.sections["bad"] = [replace(plan.sections["bad"][0], grid=(1 << 20, 1, 1))]
@@ -240,7 +240,7 @@ def test_an_error_of_a_dispatch_is_raised(plan, device):
 
 
 @pytest.mark.parametrize(
-    "choice, code, text", [("voodoo", 2, "LORAWGPU_DEVICE: device 'voodoo': want auto"), ("99", 2, "no adapter with")]
+    "choice, code, text", [("voodoo", 2, "LORAWGPU_DEVICE: device 'voodoo': want auto"), ("99", 2, "no adapter has")]
 )
 def test_commands_take_the_device_from_the_environment(choice, code, text):
     case = os.path.join(os.path.dirname(__file__), "golden", "bitnet_q_only")
@@ -264,7 +264,7 @@ def test_who_named_the_device_is_said(monkeypatch):
 
 
 def test_bytes_are_counted_in_plain_integers():
-    """Shapes computed with NumPy must not leak its integers into metrics, which are JSON."""
+    """NumPy integers in shapes must not leak into metrics, which are JSON."""
     memory = Memory()
     memory.add("other", np.int64(8))
     assert type(memory.held["other"]) is int

@@ -1,4 +1,4 @@
-"""A dry run says what the run will take, to the byte, and takes nothing."""
+"""A dry run reports the run's memory to the byte, and allocates and writes nothing."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def assert_same_memory(config, device, kernels):
     dry = Trainer(run, build_engine(run, open_dry_device()))
     held = dict(real.engine.device.memory.held)
     counted = dict(dry.engine.device.memory.held)
-    assert counted.pop("plan") >= held.pop("plan")  # kernels of the session were there before
+    assert counted.pop("plan") >= held.pop("plan")  # the session's kernels existed before
     assert counted == held
     if real.samples.prompts:  # answering takes no more, but for the uniforms of another plan
         real.samples.answers()
@@ -54,7 +54,7 @@ def assert_same_memory(config, device, kernels):
 
 
 def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    """Everything in a folder and the folder itself: when it was touched last, and what it holds."""
+    """Modification time and contents of a folder and everything in it."""
     paths = [folder, *folder.rglob("*")]
     return {path: (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes()) for path in paths}
 
@@ -72,7 +72,7 @@ def test_of_a_run_to_resume_it_writes_and_touches_nothing(tmp_path, capsys, runs
     assert train_main([str(config), "--dry-run", "--resume", "--set", "max_steps=6"]) == 0
     assert f"resumed from {folder / '.checkpoint-4.replaced'}" in capsys.readouterr().out
     assert tree(tmp_path) == before
-    assert train_main([str(config), "--resume", "--set", "max_steps=6"]) == 0  # which does tidy up
+    assert train_main([str(config), "--resume", "--set", "max_steps=6"]) == 0  # a real run does tidy up
     assert {p.name for p in folder.glob("*checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
     assert f"resumed from {folder / 'checkpoint-4'}" in capsys.readouterr().out
 

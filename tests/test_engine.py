@@ -1,4 +1,4 @@
-"""What the engine promises besides the gradient: nothing created in a step, identical bytes, less work, bad steps."""
+"""What the engine guarantees besides gradients: no allocation in a step, identical bits, skipped work, bad steps."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_a_second_step_of_a_capacity_creates_no_gpu_object(device, tiny, monkeyp
     engine.step(batches, 1, 1e-3)
     before = counts()
     for kind in ("buffer", "bind_group", "bind_group_layout", "compute_pipeline", "pipeline_layout", "shader_module"):
-        monkeypatch.setattr(type(device.wgpu), f"create_{kind}", None)  # even one that is dropped again would fail
+        monkeypatch.setattr(type(device.wgpu), f"create_{kind}", None)  # so that creating even a temporary one fails
     for step in (2, 3):
         engine.step(batches, step, 1e-3)
     assert counts() == before
@@ -87,12 +87,12 @@ def test_evaluation_has_no_dropout_and_leaves_gradients(dense):
     _, before = gradients(engine, [batch])
     total = engine.loss_sum()
     engine.evaluate(batch)
-    assert engine.loss_sum() - total == pytest.approx(plain_loss, abs=1e-6)  # the sum is exact but for its last bit
+    assert engine.loss_sum() - total == pytest.approx(plain_loss, abs=1e-6)  # the sum is exact up to its last bit
     assert all(np.array_equal(g, before[name]) for name, g in engine.tensors("grads").items())
 
 
 def test_the_mean_gradient_moves_the_weights(dense):
-    """`update` divides by the step's targets: doubling the batches changes nothing but rounding."""
+    """`update` divides by the step's targets: doubling the batches changes only rounding."""
     batches = step_batches()
     engines = [dense.engine() for _ in range(2)]
     engines[0].step(batches, 1, 1e-3)
@@ -171,7 +171,7 @@ def test_work_below_the_lowest_adapter_is_not_recorded(device, kernels, targets,
 
 
 def test_the_input_gradient_of_the_lowest_projection_is_not_computed(device, kernels):
-    """q_proj alone in layer 0: its adapter's gradient, and no product with W or norm below it."""
+    """With only q_proj of layer 0: its adapter's gradient, but no product with W and no norm before it."""
     tiny = Tiny(device, kernels, tiny_config(count=1), LoraConfig(4, 8, ("q_proj",)))
     labels = [r.label for r in tiny.engine().plan("train", 64).plan.sections["backward"]]
     after_rope = labels[max(i for i, label in enumerate(labels) if "rope" in label) + 1 :]
@@ -200,7 +200,7 @@ def test_a_bad_step_touches_nothing_and_is_named(device, kernels, where):
     assert same_bytes({k: after[k] for k in "mv"}, {k: good[k] for k in "mv"})
     kept = bad if where == "params" else good["params"]
     assert all(np.array_equal(t, kept[name], equal_nan=True) for name, t in after["params"].items())
-    if where == "params":  # a good one afterwards: the run of bad steps ends, their number stays
+    if where == "params":  # a good step ends the run of bad steps, but keeps their total
         engine.load("params", good["params"])
         engine.step(step_batches(), 3, 1e-3)
         state = engine.steps_state()
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_named(dense):
 
 
 def test_a_model_without_adapter(dense):
-    """B = 0 is the bare model: the same loss to the bit but for the zeros that are added."""
+    """With B = 0, the loss is that of the bare model."""
     bare = Engine(dense.device, dense.model, Options(64, 64), kernels=dense.kernels)
     batch = step_batches()[0]
     zeroed = dense.engine(tensors={n: t * ("lora_A" in n) for n, t in dense.tensors.items()})
@@ -245,7 +245,7 @@ def test_a_model_without_adapter(dense):
 
 
 def test_overfitting_eight_samples(device, kernels):
-    """Ids of 31 kinds, of which the first tells the samples apart: all but what chance decides can be learned."""
+    """Samples of 31 different ids, identified by the first: everything after it can be learned."""
     config = tiny_config(hidden=32, count=1, vocab_size=31)
     tiny = Tiny(device, kernels, config, replace(ALL, r=16, alpha=32))
     samples = [replace(s, labels=s.input_ids) for s in random_samples((8,) * 8, 31, seed=4)]

@@ -1,4 +1,4 @@
-"""Several ranks do one step: the same gradient, divisor, loss and verdict everywhere, and one of them writes."""
+"""Several ranks take one step: the same gradient, divisor, loss and bad flag everywhere, and only one rank writes."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ def tiny(device, kernels):
 
 
 def micro_batches():
-    """Of unequal lengths, capacities and target counts, one of them without a target."""
+    """Micro-batches with different lengths, capacities and target counts, one without a target."""
     a, b, c, d, e = random_samples((9, 14, 20, 40, 12))
     mute = replace(e, labels=np.full_like(e.labels, -100))
     return [flatten([a, b], 64), flatten([c], 32), flatten([mute], 16), flatten([d], 64)]
@@ -53,15 +53,15 @@ def step_on_ranks(tiny, size, batches, steps=1, **options):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_step_of_all_ranks_is_that_of_one(tiny, size):
-    """With dropout, whose mask follows a micro-batch's place in the whole step."""
+    """With dropout, whose mask depends on a micro-batch's index in the whole step."""
     batches, options = micro_batches(), {"dropout": 0.2, "seed": 5}
     (alone,) = step_on_ranks(tiny, 1, batches, **options)
     ranks = step_on_ranks(tiny, size, batches, **options)
     for divisor, loss, norm, state, _ in ranks:
         assert divisor == alone[0] == sum(b.targets for b in batches)
-        assert loss == alone[1]  # sums in fixed point are exact in any order
+        assert loss == alone[1]  # fixed-point sums are exact in any order
         assert norm == pytest.approx(alone[2], rel=1e-6)
-        for name, grad in state["grads"].items():  # float32 sums in another order
+        for name, grad in state["grads"].items():  # float32 sums in a different order
             assert relative_error(grad, alone[3]["grads"][name]) < 1e-6, name
         assert same(state, ranks[0][3], (*STATE, "grads"))
 
@@ -148,7 +148,7 @@ class Signals:
 
 
 def config_of(folder, data, **keys):
-    """Held-out data, accumulation and dropout; each rank has a run folder of its own to leave alone."""
+    """Held-out data, accumulation and dropout. Each rank gets its own run folder, which only rank 0 may write."""
     defaults = {
         "datasets": [{"path": str(data)}],
         "val_set_size": 3,

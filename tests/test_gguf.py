@@ -1,4 +1,4 @@
-"""GGUF files: the same model as its Hugging Face folder, rejections by name, and a fuzzed header."""
+"""GGUF files: the same model as its Hugging Face folder, refusals by name, and fuzzed headers."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How shaders are put together from files, templates and snippets."""
+"""Assembling shaders from files, templates and snippets."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ SNIPPETS = {
 
 @pytest.fixture
 def shaders(tmp_path, monkeypatch):
-    """A folder of shaders with MAIN as `half` and the snippets, in the place of ours."""
+    """Replaces our shaders by a folder with MAIN as `half`, and snippets."""
     (tmp_path / "common").mkdir()
     (tmp_path / "half.wgsl").write_text(MAIN)
     for name, text in SNIPPETS.items():
@@ -49,7 +49,7 @@ def test_without_directives_nothing_is_added(shaders):
 
 @pytest.fixture
 def half_device(monkeypatch):
-    """A device with shader-f16, which no shader of ours needs."""
+    """A device with shader-f16, which our shaders do not need."""
     monkeypatch.setattr(gpu_device, "OPTIONAL_FEATURES", ("shader-f16",))
     device = open_device()
     if "shader-f16" not in device.capabilities.features:

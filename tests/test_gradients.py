@@ -1,4 +1,4 @@
-"""The whole model on the GPU: against the float64 reference, finite differences, and itself laid out otherwise."""
+"""The whole model on the GPU against the float64 reference, finite differences, and itself in other layouts."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from lorawgpu.reference.model import model_forward, step_gradients
 from lorawgpu.verify import cases as golden
 
 FLOAT32 = 3e-5  # float32 through two layers and back errs by 1e-6 to 5e-6; a missing term is off by 1e-2 or more
-NOISE = 1e-5  # two orders of the same float32 sums
+NOISE = 1e-5  # the same float32 sums in a different order
 
 
 def worst(got: dict, expected: dict) -> float:
@@ -30,7 +30,7 @@ def worst(got: dict, expected: dict) -> float:
 
 
 def rounding_margin(model, batch) -> float:
-    """How far the nearest int8 rounding of a forward is from a tie, relative to the value (golden/README.md)."""
+    """Relative distance of the closest int8 rounding in a forward from a tie (golden/README.md)."""
     margins, quantize = [np.inf], reference.quantize_forward
 
     def watched(x):
@@ -46,7 +46,7 @@ def rounding_margin(model, batch) -> float:
 
 
 def steady_samples(tiny, lengths, **changes):
-    """Samples whose roundings a float32 error cannot flip: then BitNet is compared as tightly as a dense model."""
+    """Samples whose roundings a float32 error cannot flip, so BitNet is compared as tightly as a dense model."""
     for seed in range(200):
         samples = random_samples(lengths, tiny.config.vocab_size, seed)
         batch = flatten(samples, sum(lengths))
@@ -98,7 +98,7 @@ def test_shapes_against_the_reference(device, kernels, changes, attention):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_layers_of_their_own_sizes_against_the_reference(device, kernels, checkpointing):
-    """Heads, widths, norms, activation and RoPE belong to a layer; checkpointing shares buffers of equal ones alone."""
+    """Heads, widths, norms, act and RoPE may differ by layer; when checkpointing, only equal layers share buffers."""
     own = {"heads": 2, "kv_heads": 2, "head_dim": 12, "width": 56, "act": "relu2", "norms": EVERY_NORM}
     layers = [tiny_config(count=1, **sizes).layers[0] for sizes in ({}, own | {"rope": Rope(50.0)}, {})]
     config = replace(tiny_config(), layers=tuple(layers))
@@ -137,7 +137,7 @@ def test_dropout_against_the_reference(device, kernels, family, checkpointing):
 
 
 def test_long_sequences_split_their_sums(device, kernels):
-    """Over 1024 rows the sums of dA and dB over tokens run in parts."""
+    """With over 1024 rows, the sums of dA and dB over tokens are split."""
     tiny = Tiny(device, kernels, tiny_config(count=1, hidden=24, width=32))
     samples = random_samples((700, 40, 500), seed=1)
     batch = flatten(samples, 1280)
@@ -168,7 +168,7 @@ def test_flash_and_chain_agree(device, kernels):
 
 
 def test_accumulation_splits_agree(device, kernels):
-    """One micro-batch of three segments, or a step of several: the same sum over targets."""
+    """One micro-batch of three sequences, or several micro-batches: the same sum over targets."""
     tiny = Tiny(device, kernels)
     a, b, c = random_samples((13, 5, 20))
     whole_loss, whole = tiny.gradients([a, b, c])
@@ -181,7 +181,7 @@ def test_accumulation_splits_agree(device, kernels):
 @pytest.mark.parametrize("attention", ["flash", "chain"])
 @pytest.mark.parametrize("family", ["llama", "bitnet"])
 def test_packing_is_exact(device, kernels, family, attention):
-    """A sequence's logits have the same bits alone and packed, its gradient is the difference of the sums."""
+    """A sequence's logits have the same bits alone and packed; its gradient is the difference of the sums."""
     tiny = Tiny(device, kernels, tiny_config(family))
     before, sample, after = random_samples((9, 14, 6))
     engine = tiny.engine(attention=attention)
@@ -192,8 +192,8 @@ def test_packing_is_exact(device, kernels, family, attention):
         assert np.array_equal(packed, alone), (capacity, start)
 
 
-def test_a_sequence_gets_the_same_gradient_beside_any_neighbour(device, kernels):
-    """The neighbour has no target: what is left is the gradient of the one sequence."""
+def test_a_sequence_gets_the_same_gradient_with_any_neighbor(device, kernels):
+    """The neighbor has no target, so the gradient is that of the one sequence."""
     tiny = Tiny(device, kernels)
     sample, *others = random_samples((14, 9, 6))
     mute = [replace(o, labels=np.full_like(o.labels, -100)) for o in others]
@@ -254,7 +254,7 @@ def zeroed(op, which):
 
 
 def overwriting(op):
-    """Adapter gradients of the whole flat buffer begin anew with every projection."""
+    """A fault: every projection clears the whole flat buffer of adapter gradients."""
 
     def broken(plan, *args, **kwargs):
         plan.clear(args[7])
@@ -264,7 +264,7 @@ def overwriting(op):
 
 
 def without_adapters(op):
-    """The input gradient without its low-rank term."""
+    """A fault: the input gradient lacks its low-rank term."""
     return lambda plan, *args, lora=None, **kwargs: op(plan, *args, **kwargs)
 
 

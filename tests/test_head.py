@@ -1,4 +1,4 @@
-"""The head goes chunk by chunk over the target rows: the results of all rows at once, and little work for none."""
+"""The head runs in chunks over target rows: the same results as all rows at once, with few idle rows."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ def dense(device, kernels):
 
 
 def batch_of(*lengths):
-    """Every token but the first of a sequence a target."""
+    """Sequences in which every token but the first is a target."""
     return flatten([replace(s, labels=s.input_ids) for s in random_samples(lengths)], 256)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_head_in_chunks(device, kernels, monkeypatch, tied):
-    """A budget of one chunk of 64 rows: the same loss, logits and gradients as all rows at once."""
+    """With a budget of one chunk of 64 rows: the same loss, logits and gradients as all rows at once."""
     tiny = Tiny(device, kernels, tiny_config(tie_word_embeddings=tied))
     batch = batch_of(70, 50, 30)
     whole = tiny.engine(256, 128)
@@ -53,8 +53,10 @@ def test_a_short_batch_runs_only_the_chunks_it_needs(dense, monkeypatch):
 )
 @pytest.mark.parametrize("capacity", [320, 384, 1280, 2560, 4096])
 def test_no_smaller_plan_needs_more_than_the_largest(vocab, binding, capacity):
-    """Else a run would take more than it planned, in the middle of training: logits of 100 to 500 MiB, say. Only sums
-    in parts may be a little larger where there are fewer rows to spread over the card."""
+    """Otherwise a run would take more memory than planned in the middle of training, such as 100 to 500 MiB of logits.
+
+    Only split sums may be a little larger, because fewer rows are split further.
+    """
     device = open_dry_device()
     device.limits["max-storage-buffer-binding-size"] = device.limits["max-buffer-size"] = binding
     config = tiny_config(vocab_size=vocab, count=1)
@@ -75,7 +77,7 @@ def test_spans_cover_the_targets_and_waste_little(chunk):
         assert 0 <= sum(n for _, n in spans) - targets < chunk / 4 + CHUNK_ALIGN
         assert all(n <= chunk and n % CHUNK_ALIGN == 0 for _, n in spans)
         needed.update(spans)
-    assert sorted(head.all_spans(rows)) == sorted(needed)  # these are recorded: none is missing, none for nothing
+    assert sorted(head.all_spans(rows)) == sorted(needed)  # these are recorded: none is missing or unused
 
 
 @pytest.mark.parametrize("kind", ["train", "eval", "logits"])
@@ -89,19 +91,19 @@ def test_every_plan_has_the_heads_of_any_number_of_targets(dense, monkeypatch, k
 
 @pytest.mark.parametrize("chunk, spans", [(256, [(0, 192)]), (128, [(0, 128), (128, 64)])])
 def test_a_tail_computes_what_a_whole_chunk_does(device, kernels, monkeypatch, chunk, spans):
-    """To the bit, but for gradients that are summed in more parts where there are fewer rows."""
+    """The same bits, except for gradients, which are split further with fewer rows."""
     tiny = Tiny(device, kernels, tiny_config(vocab_size=1024))
     monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 4 * chunk * 1024)
-    monkeypatch.setattr(splits, "SPREAD", 4)  # workgroups: four of 64 rows, so that a tail of fewer is split further
+    monkeypatch.setattr(splits, "SPREAD", 4)  # workgroups of 64 rows, so that a shorter tail is split further
     batch = batch_of(90, 60)
     with monkeypatch.context() as patch:
-        patch.setattr(backward_loss, "TAILS", 1)
+        patch.setattr(backward_loss, "TAIL_SIZES", 1)
         whole = tiny.engine(256, 256)
         loss, grads = gradients(whole, [batch])
         logits = whole.logits(batch, np.arange(150))
     engine = tiny.engine(256, 256)
     assert engine.plan("train", 256).head.spans(batch.targets) == spans
-    gradients(engine, [batch_of(250)])  # what it leaves in the buffers has no effect
+    gradients(engine, [batch_of(250)])  # what it leaves in the buffers must have no effect
     other_loss, other = gradients(engine, [batch])
     assert other_loss == loss
     assert all(relative_error(other[name], g) < 1e-6 for name, g in grads.items())

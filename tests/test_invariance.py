@@ -1,4 +1,4 @@
-"""A token's forward bits depend neither on the capacity nor on its neighbours: whole models."""
+"""A token's forward bits depend neither on the capacity nor on its neighbors: whole models."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Who may import whom: no import upwards, no cycle, wgpu under `gpu/` alone, one meaning for a class name."""
+"""Import rules: nothing imports upwards, no cycles, wgpu only under `gpu/`, one meaning per class name."""
 
 import ast
 from collections import defaultdict
@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "lorawgpu"
 ROOT = "lorawgpu"
 MOST_AT_THE_TOP = 8  # modules; everything else has a package
 
-# From the bottom up: a package imports itself and what stands in lines above it, never its own line or one below.
+# From the bottom up. A package imports itself and packages on lines above, never others on its own line or below.
 LAYERS = (
     ("errors", "reference"),
     (ROOT, "util"),  # the package itself: its version, UserError, and `load` on first use
@@ -34,9 +34,9 @@ LAYERS = (
     ("__main__",),  # of every command too
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
-JUDGES = ("doctor", "reference")  # who may import the reference
+JUDGES = ("doctor", "reference")  # packages that may import the reference
 FACADE = {ROOT: ("lorawgpu.api.model",)}  # imported inside a function, on first use
-# Read, checked and written without a GPU: these reach no module that imports wgpu.
+# These must work without a GPU, so they reach no module that imports wgpu.
 HOST = (
     "chat", "cli", "config", "data", "families", "files", "lora.peft_dir", "optim.schedule", "report", "tokenizer",
     "train.checkpoint", "train.metrics", "util", "weights.gguf_checkpoint", "weights.hf_folder", "weights.loader",
@@ -54,13 +54,13 @@ def read_sources() -> dict[str, str]:
 
 
 def layer_of(module: str) -> str:
-    """The name that LAYERS gives to a module's package; KeyError in LEVEL when there is none."""
+    """The name of a module's package in LAYERS, if it is there."""
     parts = module.split(".")
     return "__main__" if parts[-1] == "__main__" else parts[1] if len(parts) > 1 else ROOT
 
 
 def imports(tree: ast.AST, modules) -> Iterator[str]:
-    """Modules that a module imports, wherever in it; names of other packages as they are."""
+    """All modules that a module imports, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -70,7 +70,7 @@ def imports(tree: ast.AST, modules) -> Iterator[str]:
 
 
 def graph_of(sources: dict[str, str]) -> dict[str, set[str]]:
-    """For each module those of the package that it imports, without what the facade imports on first use."""
+    """Module -> modules of the package that it imports, except those that the facade imports on first use."""
     graph = {}
     for module, source in sources.items():
         found = {name for name in imports(ast.parse(source), sources) if name in sources}
@@ -79,7 +79,7 @@ def graph_of(sources: dict[str, str]) -> dict[str, set[str]]:
 
 
 def problems(sources: dict[str, str]) -> list[str]:
-    """What is wrong with the imports of a package, one sentence each."""
+    """Violations of the import rules in a package, one sentence each."""
     found, graph = [], graph_of(sources)
     for module, source in sources.items():
         tree, mine = ast.parse(source), layer_of(module)
@@ -105,7 +105,7 @@ def problems(sources: dict[str, str]) -> list[str]:
 
 
 def raw_wgpu(tree: ast.AST) -> list[str]:
-    """What of wgpu a module imports, or reaches through an object."""
+    """The parts of wgpu that a module imports, or reaches through an object."""
     names = [name for name in imports(tree, ()) if name and name.split(".")[0] == "wgpu"]
     return sorted({*names, *(node.attr for node in ast.walk(tree) if getattr(node, "attr", None) in RAW)})
 
@@ -162,7 +162,7 @@ def test_right_imports_are_none():
 
 
 def at_import(source: str, modules) -> set[str]:
-    """Modules that are imported as soon as a module is: those outside of functions and `if TYPE_CHECKING`."""
+    """Modules imported together with a module: imports outside functions and `if TYPE_CHECKING`."""
     statements = [n for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom | ast.Try)]
     return {name for statement in statements for name in imports(statement, modules)}
 

@@ -1,4 +1,4 @@
-"""Linears with adapters on the GPU: forward and every gradient against reference/lora.py, dropout to the bit."""
+"""Linear layers with adapters on the GPU: forward and all gradients against reference/lora.py; exact dropout bits."""
 
 from dataclasses import replace
 from itertools import cycle
@@ -75,25 +75,25 @@ class Projection:
         self.weight = stack_weight(device, [matrix for matrix, _ in made], "weight")
 
     def adapters(self):
-        """(index of the linear, A, B, scale, mask) of each path."""
+        """(index of the linear layer, A, B, scale, mask) of each path."""
         for path in self.group.paths:
             a, b = self.tensors[path.a.name].astype(np.float64), self.tensors[path.b.name].astype(np.float64)
             mask = dropout_mask(KEY, LAYER, MODULES.index(path.module), self.rows, self.width, P)
             yield path, a, b, self.lora.scale(self.modules[path.index]), mask
 
     def fused(self, parts):
-        """Outputs of all linears -> one array with the padding of each, as the GPU has them."""
+        """Outputs of all linear layers -> one array with padding, as on the GPU."""
         return np.concatenate([pad(p) for p in parts], axis=1)
 
     def given(self, x):
-        """What the weight is multiplied with: x, or its int8 words and their scales."""
+        """The input of the base product: x, or its int8 words and scales."""
         if not self.weight.int8_input:
             return self.lab.padded(x), None
         words, qscale, _ = quantized(pad(x))
         return self.lab.input(words), self.lab.input(qscale)
 
     def forward(self, x, p):
-        """Reference output of each linear, and u of each path."""
+        """Reference output of each linear layer, and u of each path."""
         source = dequantize(*quantize_forward(x)) if self.weight.int8_input else x.astype(np.float64)
         ys, us = [source @ w.T for w in self.weights], []
         for path, a, b, scale, mask in self.adapters():
@@ -168,7 +168,7 @@ def test_backward(plan, case, stores, p):
 
 @pytest.mark.parametrize("p", [0.0, P])
 def test_long_reductions_are_split(plan, p):
-    """Over 1024 rows dA and dB are sums of partial sums."""
+    """With over 1024 rows, dA and dB are split."""
     check_backward(Projection(plan, QKV, "qkv", rows=1100), p)
 
 
@@ -199,7 +199,7 @@ def test_parts_of_gradients_are_added_at_once(plan):
 @pytest.mark.parametrize("group", ["qkv", "gate_up"])
 @pytest.mark.parametrize("rows", [36, 520])
 def test_linears_of_even_widths_share_their_products(plan, group, rows):
-    """Widths of whole tiles: dh and dB of all linears of the group come from one product each."""
+    """With widths of whole tiles, dh and dB of all linear layers of the group take one product each."""
     sizes = {"head_dim": 64, "heads": 4, "kv_heads": 1, "width": 384}
     t = Projection(plan, LoraConfig(6, 9, LINEAR_MODULES), group, rows, **sizes)
     check_backward(t, 0.0)
@@ -211,7 +211,7 @@ def test_linears_of_even_widths_share_their_products(plan, group, rows):
 def check_backward(t, p):
     rows = t.rows
     x, dys = normal(rows, t.width), [normal(rows, n, seed=10 + i) for i, n in enumerate(t.outs)]
-    before = normal(t.size, seed=4)  # of other micro-batches: gradients are added to
+    before = normal(t.size, seed=4)  # gradients of earlier micro-batches, to be added to
     old = t.layout.unflatten(before)
     dx, grads = run_backward(t, x, t.fused(dys), before, p, step_of(t.device))
     expected = sum(dy @ w for dy, w in zip(dys, t.weights, strict=True))
@@ -232,7 +232,7 @@ def check_backward(t, p):
 
 @pytest.mark.parametrize("stores", STORES[:2], ids=" ".join)
 def test_a_weight_in_parts_gives_the_same_forward_bits(plan, stores):
-    """Row parts that cut through gate and up: no bit of the forward changes, the backward sums part by part."""
+    """Parts that cut through gate and up do not change a bit of the forward; the backward sums part by part."""
     group, lora = CASES["gate, up"]
     whole = Projection(plan, lora, group, rows=20, stores=stores)
     ternary = whole.weight.int8_input
@@ -273,7 +273,7 @@ def test_dropout_bits_are_the_references(plan, rows, width, layer, module):
 
 
 def test_each_path_of_a_group_has_its_own_mask(plan):
-    """q and v see the same input through different masks, other steps and layers through others again."""
+    """q and v see the same input through different masks, as do other steps and layers."""
     masks = [
         dropout_mask(key, layer, MODULES.index(module), 16, 64, 0.5).tobytes()
         for key in (KEY, dropout_step_key(7, 4, 2), dropout_step_key(7, 3, 3), dropout_step_key(8, 3, 2))
@@ -284,7 +284,7 @@ def test_each_path_of_a_group_has_its_own_mask(plan):
 
 
 def test_a_lost_scale_is_noticed(plan):
-    """The checker itself: a scale of 1 in one path must fail it."""
+    """Tests the checker: a scale of 1 in one path must fail."""
     t = Projection(plan, QKV, "qkv", rows=12)
     paths = (replace(t.group.paths[0], scale=1.0), *t.group.paths[1:])
     t.group = replace(t.group, paths=paths)

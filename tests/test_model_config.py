@@ -1,4 +1,4 @@
-"""Model config: both spellings of RoPE, BitNet's three stores, and a refusal by name for all the rest."""
+"""Model config: both forms of RoPE settings, BitNet's three formats; everything else is refused by name."""
 
 import json
 import math
@@ -86,7 +86,7 @@ def test_rope_frequencies():
 
 
 def test_llama3_rope_equals_the_published_rule():
-    """Written out pair by pair from the Llama 3.1 release; float64 on both sides, so only rounding may differ."""
+    """Computed pair by pair as in the Llama 3.1 release; float64 on both sides, so only rounding may differ."""
     rope = rope_of(llama(rope_theta=5e5, rope_scaling=LLAMA3))
     kinds = set()
     for i, ours in enumerate(rope.inv_freq(128)):

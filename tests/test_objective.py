@@ -1,4 +1,4 @@
-"""What the engine asks of an objective: row weights, the adapter off, and one in two passes that lives in this file."""
+"""Objectives: row weights, the adapter off, and an objective in two passes, defined in this file."""
 
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ def worst(got, expected):
 
 
 def weighted(batch, seed=0):
-    """The batch with weights of both signs, a zero among them."""
+    """The batch with row weights of both signs, including a zero."""
     weights = np.random.default_rng(seed).uniform(-1, 2, batch.targets).astype(np.float32)
     weights[1] = 0
     return replace(batch, row_weights=weights)
@@ -94,7 +94,7 @@ def test_weights_that_nobody_would_read_are_refused(tiny):
 
 @pytest.mark.parametrize("family", ["llama", "bitnet"])
 def test_with_the_adapter_off_the_base_model_answers(device, kernels, family):
-    """To the bit what an adapter of zeros gives, and the adapter is as it was."""
+    """The same bits as an adapter of zeros, and the adapter is unchanged."""
     tiny = Tiny(device, kernels, tiny_config(family))
     batch = long_batch(30, 20, capacity=64)
     engine = tiny.engine(dropout=0.5)
@@ -230,6 +230,6 @@ def test_an_objective_in_two_passes_that_compares_with_the_base(tiny, chunks_of_
     metrics = engine.objective.metrics(sums, 5)
     assert metrics == pytest.approx({"loss": expected_loss, "nll": nll}, rel=1e-4)
     assert worst({n: g / 5 for n, g in engine.tensors("grads").items()}, expected) < NOISE
-    assert engine.step(batches, 1, 1e-3) == 5  # as a step: the divisor of the objective
+    assert engine.step(batches, 1, 1e-3) == 5  # the objective's divisor
     norm = np.sqrt(sum((g**2).sum() for g in expected.values()))
     assert engine.grad_norm() == pytest.approx(norm, rel=1e-4)

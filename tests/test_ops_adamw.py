@@ -1,4 +1,4 @@
-"""Norm, clip, AdamW and the bookkeeping of steps against the float64 reference; steps that must change nothing."""
+"""Norm, clipping, AdamW and step bookkeeping against the float64 reference; bad steps change nothing."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Attention kernels against the float64 reference at odd and real shapes, and the bits that a row must keep."""
+"""Attention kernels against the float64 reference at odd and real shapes, and the bits of a row in any batch."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_matches_the_reference(plan, name, impl):
 
 @pytest.mark.parametrize("name", ["70 in 2, HD 64", "130, HD 128", "130 in 4, GQA 20/5, HD 16"])
 def test_gradients_summed_in_one_part(plan, monkeypatch, name):
-    """What many rows need; SIZES have so few that each walk takes some blocks only."""
+    """As with many rows; SIZES have so few rows that walks are split."""
     monkeypatch.setattr(attention_flash, "ENOUGH_FOR_GROUPS", 0)
     monkeypatch.setattr(attention_flash, "ENOUGH_WORKGROUPS", 0)
     sizes, options = SIZES[name]
@@ -48,7 +48,7 @@ def test_gradients_summed_in_one_part(plan, monkeypatch, name):
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_large_scores_stay_finite(plan, impl):
-    """Scores of 1e4: a softmax that forgets its maximum overflows. Their rounding, 1e-3, is the tolerance."""
+    """With scores of 1e4, a softmax without its maximum overflows. The tolerance is their rounding, 1e-3."""
     check(plan, attention, (impl, 6, 2, 16, 50, 20), gain=60.0, tolerance=5e-3)
 
 
@@ -78,7 +78,7 @@ def rows_of(x, slot, kv_start):
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_one_query_sees_a_longer_cache_and_nothing_else(plan, impl):
-    """Slots that no row sees may hold anything: a cache is not written to its end."""
+    """Slots that no row sees may hold anything, because a cache is not written to its end."""
     x = rows_of(sequences(6, 2, 16, 601), [500], [90])
     wanted = expected_attention(x, backward=False)
     for values in (x.k, x.v):
@@ -96,7 +96,7 @@ def test_new_tokens_of_several_sequences_with_slots_of_their_own(plan, impl):
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 64), (2, 1, 10)], ids=str)
 def test_a_row_that_sees_one_key_has_no_gradient_of_its_query(plan, impl, sizes):
-    """Its weight is 1 whatever its query is. Exactly 0: of a rounding error Adam would make a whole step."""
+    """With one key the weight is always 1, so dq is exactly 0: Adam would turn a rounding error into a full step."""
     x = sequences(*sizes, 2, 1, 9, tail=4)
     made, one = run(plan, impl, x), x.kv_start == x.slot
     dq = made["dq"].value[:, : x.q.shape[1]]
@@ -109,7 +109,7 @@ AROUND = {  # lengths before, lengths after, tail, spare slots
     "another capacity": ([], [], 150, 40),
     "after short ones": ([1, 1, 5, 3, 1], [2, 1, 90], 3, 0),
     "at a block's end": ([64, 63], [1], 1, 1),
-    "long neighbours": ([131], [140], 0, 0),
+    "long neighbors": ([131], [140], 0, 0),
 }
 
 
@@ -119,7 +119,7 @@ def bits_of(made, rows):
 
 @pytest.mark.parametrize("sizes", [(6, 2, 16), (3, 1, 32), (3, 1, 64), (3, 1, 128)], ids=str)
 def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, sizes):
-    """Output and saved statistics: neither place, nor capacity, nor neighbours."""
+    """Output and saved statistics depend neither on position in the batch, nor on capacity, nor on neighbors."""
     alone = sequences(*sizes, 75)
     want = bits_of(run(Plan(device, kernels), "flash", alone, backward=False), slice(None))
     for seed, (name, (before, after, tail, spare)) in enumerate(AROUND.items(), 1):
@@ -131,7 +131,7 @@ def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, sizes):
 
 
 def test_new_tokens_keep_their_bits_and_see_only_their_own_slots(device, kernels):
-    """As in generation: each sequence owns slots; what lies between was never written."""
+    """As in generation: each sequence owns slots, and the slots in between were never written."""
     alone, crowd = sequences(6, 2, 16, 75), sequences(6, 2, 16, 900)
     new, starts = np.arange(70, 75), np.array([301, 100, 777])
     want = bits_of(run(Plan(device, kernels), "flash", alone, backward=False), new)

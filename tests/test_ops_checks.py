@@ -1,4 +1,4 @@
-"""The grids of the element-wise kernels: Python and the shaders must mean the same workgroup."""
+"""The grids of the element-wise kernels: Python and shaders must agree on the workgroup size."""
 
 import re
 

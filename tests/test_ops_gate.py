@@ -17,7 +17,7 @@ def test_matches_reference(plan, act, gain):
 @pytest.mark.parametrize("column", [4, 16 + 5], ids=["gate", "up"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_non_finite_input_is_seen(plan, column, value):
-    """relu2 of NaN is 0 on a GPU: without the check it would train on."""
+    """relu2 of NaN is 0 on a GPU, so without the check training would continue."""
     lab = Lab(plan)
     gu = normal(2, 32)
     gu[1, column] = value

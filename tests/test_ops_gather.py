@@ -1,4 +1,4 @@
-"""Gather and its scatter: exact, in chunks, and blind to rows without a target."""
+"""Gather and scatter: exact, in chunks, ignoring rows without a target."""
 
 from oplab import check
 

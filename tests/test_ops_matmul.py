@@ -12,7 +12,7 @@ from lorawgpu.ops.matmul import Epilogue, Form, LowRank, Operand, Problem, Segme
 from lorawgpu.ops.matmul.tiled import BLOCKED_TERMS, MEMORY, TILES, record
 from lorawgpu.ops.stores import BF16, F32, TERNARY
 
-WHOLE = 16 * 32  # terms that are whole tiles of every kind
+WHOLE = 16 * 32  # terms; whole tiles of every kind
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -106,12 +106,12 @@ def test_segments_that_would_share_a_tile_are_refused(plan):
         for options, align in (({"b": scaled}, 16), ({"shift": 4}, 64)):
             with pytest.raises(ValueError, match=f"segments must end at multiples of {align}"):
                 matmul(plan, square(lab, segments=segments, **options))
-        matmul(plan, square(lab, segments=segments, b=scaled.T))  # of columns they may end anywhere
+        matmul(plan, square(lab, segments=segments, b=scaled.T))  # segments of columns may end anywhere
 
 
 def test_a_product_that_no_kernel_computes_is_refused(plan):
     lab = Lab(plan)
-    with lab.section, pytest.raises(ValueError, match="no kernel computes .*'bf16'"):
+    with lab.section, pytest.raises(ValueError, match="no kernel supports .*'bf16'"):
         dense = Operand(lab.input(np.zeros((16, 16), np.uint16), "bf16"), store=BF16).T
         matmul(plan, square(lab, b=dense, qscale=lab.input(np.zeros((16, 2), np.uint32))))
     able = plan.device.capabilities

@@ -1,11 +1,11 @@
-"""Matrix-vector products of a few rows, and what feeds them, against NumPy float64."""
+"""Matrix-vector products of a few rows, and their inputs, against NumPy float64."""
 
 import numpy as np
 import pytest
 from oplab import Lab, check, limited, normal
 
 from lorawgpu.doctor import matmul as cases
-from lorawgpu.ops.matvec import MAX_ROWS, Source, matvec_forward, matvec_input, team_of, unroll_of
+from lorawgpu.ops.matvec import MAX_ROWS, MatvecInput, lanes_for, matvec_forward, matvec_input, unroll_of
 from lorawgpu.ops.stores import STORES
 
 
@@ -19,7 +19,7 @@ def test_products(plan, store, rows, columns, out):
 @pytest.mark.parametrize("columns", [16, 528, 2560])
 @pytest.mark.parametrize("binding", [None, 4096])
 def test_ternary_with_adapters_in_parts(plan, monkeypatch, rows, columns, binding):
-    """Three segments of their own scale and adapter (the second has none), the weight whole and cut within them."""
+    """Three segments with their own scales and adapters (the second has none), in one part and cut into parts."""
     whole = cases.weight_of
     if binding:
         monkeypatch.setattr(cases, "weight_of", lambda device, *sizes: whole(limited(device, binding), *sizes))
@@ -45,10 +45,10 @@ def test_too_many_rows_are_refused(plan):
 
 
 @pytest.mark.parametrize(
-    ("terms", "quads", "team"), [(4, 4, 32), (160, 960, 32), (432, 640, 64), (5000, 640, 128), (640, 32064, 32)]
+    ("terms", "quads", "lanes"), [(4, 4, 32), (160, 960, 32), (432, 640, 64), (5000, 640, 128), (640, 32064, 32)]
 )
-def test_how_many_lanes_share_a_sum(terms, quads, team):
-    assert team_of(terms, quads) == team
+def test_how_many_lanes_share_a_sum(terms, quads, lanes):
+    assert lanes_for(terms, quads) == lanes
 
 
 def test_steps_are_unrolled_evenly():
@@ -71,7 +71,7 @@ def test_a_non_finite_input_marks_the_step(plan):
         matvec_input(
             plan,
             out.tensor,
-            Source("rows", lab.padded(x)),
+            MatvecInput("rows", lab.padded(x)),
             state.tensor,
             rows=2,
             width=64,

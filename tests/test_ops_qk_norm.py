@@ -13,7 +13,7 @@ def test_matches_reference(plan):
 
 
 def test_small_values(plan):
-    """Here eps counts."""
+    """Rows so small that eps matters."""
     check(plan, qk_norm, (3, 3, 1, 10), gain=3e-3)
 
 

@@ -1,4 +1,4 @@
-"""The int8 quantiser: bit-equal to the reference, alone and behind a norm."""
+"""The int8 quantizer: bit-equal to the reference, with and without a norm."""
 
 import numpy as np
 import pytest

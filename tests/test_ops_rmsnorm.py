@@ -13,7 +13,7 @@ def test_matches_reference(plan):
 
 
 def test_small_values(plan):
-    """Here eps counts; and of one column's dx, a difference of equals but for eps, more than rounding is left."""
+    """Values so small that eps matters; then dx of a single column is more than rounding error."""
     check(plan, rmsnorm, (3, 123), (1, 1), gain=3e-3)
 
 

@@ -15,7 +15,7 @@ def test_matches_reference(plan):
         rotary,
         (5, 4, 2, 64, 0, 5),
         (3, 20, 5, 128, 2, 9),  # a longer cache
-        (4, 3, 1, 6, -1, 2),  # slots -1 and 2 lie outside: not written, gradient 0
+        (4, 3, 1, 6, -1, 2),  # slots -1 and 2 are out of range: not written, gradient 0
         (4, 3, 1, 6, 4, 7),
         (3, 3, 3, 10, 0, 3, False),
     )

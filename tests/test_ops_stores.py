@@ -1,4 +1,4 @@
-"""Every store in every product that reads it, alone and fused with another: values exactly as they are stored."""
+"""Every store in every product that reads it, alone and fused with another store: exactly the stored values."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_products(plan, product, stores):
 
 @pytest.mark.parametrize("name", STORES)
 def test_embedding(plan, name):
-    """Whole and in parts, it is exact; values that are subnormal in f16 are among them."""
+    """Exact in one part and in several; the values include f16 subnormals."""
     if STORES[name].row_snippet:
         for columns, *widths in ((123, 7), (2560, 5, 1, 17), (1, 2, 3)):
             check(plan, cases.embedding, (name, columns, *widths), tolerance=0.0)

@@ -1,4 +1,4 @@
-"""GPU time by timestamps: of each record alone, and of whole passes while plans run."""
+"""GPU time from timestamps: of each record, and of whole passes while plans run."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from lorawgpu.gpu import Plan
 from lorawgpu.gpu import profile as module
 from lorawgpu.gpu.profile import Clock, profile
 
-COUNT = 70_000  # elements of each clear: some time, in one dispatch
+COUNT = 70_000  # elements per clear: measurable, but one dispatch
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_clock_counts_every_pass_and_lets_go_of_its_plans(cleared, device):
     for _ in range(3):
         cleared.run("a")
         cleared.run("b")
-    assert clock.count == 6  # a pass a submit
+    assert clock.count == 6  # one pass per submit
     busy, span = clock.busy()
     assert 0 < busy <= span
     assert cleared.begin_pass is outer

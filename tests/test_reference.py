@@ -1,4 +1,4 @@
-"""Values of the reference: what is defined by more than a gradient."""
+"""Values of the reference that gradient checks do not determine."""
 
 import numpy as np
 import pytest
@@ -50,14 +50,14 @@ def test_packed_store_round_trip(out):
         assert np.array_equal(packed[row % rows] >> 2 * (row // rows) & 3, T[row] + 1)
 
 
-def test_bitlinear_is_the_product_of_dequantised_parts():
+def test_bitlinear_is_the_product_of_dequantized_parts():
     x, T, w = normal(3, 8), np.random.default_rng(0).integers(-1, 2, (5, 8)).astype(np.int8), 0.03
     xq, s = quantize_forward(x)
     expected = dense_forward(dequantize(xq, s), w * T)
     assert relative_error(bitlinear_forward(xq, s, T, w), expected) < 1e-14
 
 
-def test_master_weight_is_quantised_over_the_whole_matrix():
+def test_master_weight_is_quantized_over_the_whole_matrix():
     T, w = ternary_from_master(np.array([[0.2, -0.4], [1.0, 0.0]], np.float32))
     assert w == np.float32(0.4) and T.tolist() == [[0, -1], [1, 0]]  # 0.2 / 0.4 is a tie: to even
     assert ternary_from_master(np.zeros((2, 2)))[1] == np.float32(1e-5)
@@ -69,7 +69,7 @@ def test_embedding_takes_rows():
 
 
 def test_attention_rows_are_independent_of_the_batch():
-    """A packed batch equals its sequences alone, and one new query equals the last row of the whole sequence."""
+    """A packed batch equals its sequences run separately; one new query equals the last row of the whole sequence."""
     q, k, v = normal(7, 20), normal(7, 10, seed=1), normal(7, 10, seed=2)
     packed, _ = attention_forward(q, k, v, slot=np.arange(7), kv_start=np.array([0, 0, 0, 3, 3, 3, 3]), **SHAPE)
     for rows in (slice(0, 3), slice(3, 7)):
@@ -81,7 +81,7 @@ def test_attention_rows_are_independent_of_the_batch():
 
 
 def test_rope_keeps_relative_positions():
-    """q . k depends on the distance of the positions alone, and position 0 is left as it is."""
+    """q . k depends only on the distance between positions, and position 0 is unchanged."""
     q, k, inv_freq = normal(1, 6), normal(1, 6, seed=1), rope_inv_freq(100.0, 6)
 
     def dot(i, j):
@@ -103,7 +103,7 @@ def test_head_chunks_do_not_change_the_loss():
 
 
 def test_adamw_first_step_and_clip():
-    """After one step m/v are bias-corrected to g and g^2: the move is lr * sign(g), after the decay of p."""
+    """After one step, bias-corrected m and v are g and g^2, so the update is lr * sign(g), after the decay of p."""
     p, g = np.array([2.0, -3.0]), np.array([0.3, -0.4])
     assert grad_norm([g[:1], g[1:]]) == pytest.approx(0.5, rel=1e-15)
     assert clip_scale(0.5, 1.0) == 1.0 and clip_scale(4.0, 1.0) == pytest.approx(0.25, rel=1e-6)

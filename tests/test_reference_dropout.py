@@ -1,4 +1,4 @@
-"""The dropout hash: its exact bits, and that they behave as independent coins."""
+"""The dropout hash: its exact bits, and that they behave like independent coin tosses."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ KEY = dropout_step_key(42, 1, 0)
 
 
 def test_dropout_bits_are_pinned():
-    """Values worked out with Python integers: the kernel must give the same, and old runs must stay repeatable."""
+    """Values computed with Python integers. Kernels must match them, and old runs must stay reproducible."""
 
     def mix(h):
         h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
@@ -45,7 +45,7 @@ def test_dropout_prefix_does_not_depend_on_capacity():
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
 def test_dropout_statistics(p):
-    """The mean of all coins lies within 5 sigma, those of the thousand rows and columns within 6."""
+    """The mean of all bits is within 5 sigma, the means of the thousand rows and columns within 6."""
     mask = dropout_mask(KEY, 3, 2, 512, 488, p)
     sigma = np.sqrt(p * (1 - p))
     assert abs(mask.mean() - (1 - p)) < 5 * sigma / np.sqrt(mask.size)

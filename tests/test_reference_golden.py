@@ -1,4 +1,4 @@
-"""The reference against an outside autograd: loss, logits, every gradient, three steps, greedy text."""
+"""The reference against PyTorch's autograd: loss, logits, every gradient, three steps, greedy text."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from gradcheck import relative_error
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.reference.model import model_forward, step_gradients, train
 
-# The golden runs are float64 but for RMSNorm, softmax and RoPE angles, which Hugging Face keeps in float32 whatever
-# the model's precision: 1e-6 of rounding remains in what they expect of an exact computation (measured: 2e-6).
+# The golden runs are float64 except RMSNorm, softmax and RoPE angles, which Hugging Face keeps in float32 whatever
+# the model's precision, so their results have a rounding error of about 1e-6 (measured: 2e-6).
 TOLERANCE = 4e-6
 
 
@@ -43,7 +43,7 @@ def test_three_steps(case):
     assert losses == pytest.approx(case.expected["step_losses"], abs=TOLERANCE)
     assert norms == pytest.approx(case.expected["grad_norms"], rel=TOLERANCE)
     # Adam divides by sqrt(v): an element whose gradient is rounding noise moves by noise. llama_dense has one of 1e-6
-    # beside a mean of 0.2, which alone makes 2e-4 of its tensor's update: the case's own tolerance, as golden says.
+    # next to a mean of 0.2, which by itself is 2e-4 of its tensor's update; hence the case's own tolerance.
     allowed = max(1e-4, 5 * case.settings["float32_vs_float64"]["after3"])
     for name, start in case.model.adapter.items():
         error = relative_error(adapter[name] - start, case.expected[f"after3.{name}"] - start)

@@ -30,7 +30,7 @@ from lorawgpu.reference.ternary import bitlinear_backward
 
 @dataclass
 class GradientCase:
-    """One op: forward(**inputs) -> y, backward(dy, **inputs) -> gradients, and backwards that lack one term."""
+    """One op: forward(**inputs) -> y, backward(dy, **inputs) -> gradients, and faulty backwards that lack a term."""
 
     forward: object
     backward: object
@@ -57,7 +57,7 @@ def rmsnorm_case():
 
 
 def bitlinear_case():
-    """Quantiser and ternary product together: the quantiser's surrogate, its residual held."""
+    """Quantizer and ternary product together, using the quantizer's surrogate with its residual held."""
     x, T, w = normal(3, 8), np.random.default_rng(0).integers(-1, 2, (10, 8)), np.repeat([0.7, 0.02], 5)
     residual = quantize_residual(x)
 

@@ -86,12 +86,12 @@ def frozen_keys_and_values(right):
     return backward
 
 
-# What is wrong, the function of reference.model that has the fault, and the faulty one made from the right one.
+# Description of the fault -> (function of reference.model, how to make the faulty one from the right one).
 FAULTS = {
     "keys and values frozen": ("attention_backward", frozen_keys_and_values),
     "rope not inverted": ("rope_backward", lambda right: rope_forward),
     "norm without its mean term": ("rmsnorm_backward", lambda right: lambda dy, x, w, rstd: dy * w * rstd[:, None]),
-    "quantiser stops the gradient": ("quantize_backward", lambda right: lambda dy: 0.0 * dy),
+    "quantizer stops the gradient": ("quantize_backward", lambda right: lambda dy: 0.0 * dy),
     "skip connection dropped": ("block_backward", lambda right: lambda m, i, dx, *rest: right(m, i, dx, *rest) - dx),
     "dropout forgotten": ("lora_backward", lambda right: lambda *args: right(*args[:6])),
 }
@@ -111,7 +111,7 @@ def test_faults_are_caught(fault, monkeypatch):
         check_gradients(forward, faulty, inputs)
 
 
-def test_held_residuals_are_the_quantiser_where_they_were_recorded():
+def test_held_residuals_are_the_quantizer_where_they_were_recorded():
     batches, model = [flatten(SAMPLES, 8)], tiny_model("bitnet")
     loss, grads = step_gradients(model, batches)
     held_loss, held_grads = step_gradients(replace(model, residuals={}), batches)

@@ -29,4 +29,4 @@ def test_a_failure_of_ruff_is_the_last_line(tmp_path, ruff, tests, code):
     )  # fmt: skip
     last = done.stdout.splitlines()[-1]
     assert done.returncode == code, done.stdout
-    assert last == ("ruff: failed (what it found is at the top of this output)" if ruff else "7 passed")
+    assert last == ("ruff: failed (see the top of this output)" if ruff else "7 passed")

@@ -13,12 +13,12 @@ from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, stack_weight
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.synthetic import SHAPES, outline, shape_config, synthetic_model
+from lorawgpu.weights.synthetic import SHAPES, meta_model, shape_config, synthetic_model
 from lorawgpu.weights.tensors import Dense, Ternary
 
 
 def stored(device, weight):
-    """All parts one after another; each must begin where the last one ended."""
+    """All parts, concatenated; each must begin where the previous one ends."""
     assert [p.start for p in weight.parts] == [0, *(p.stop for p in weight.parts[:-1])]
     assert weight.parts[-1].stop == weight.rows
     return np.concatenate([device.read(p.tensor) for p in weight.parts])
@@ -117,7 +117,7 @@ def test_no_part_exceeds_a_binding(device):
 
 
 def test_ternary_parts_of_a_real_width():
-    """128 MiB hold 52,428 lines of 2,560 bytes, in whole lots of 16 lines of four rows."""
+    """128 MiB hold 52,428 lines of 2,560 bytes; parts end at multiples of 16 lines of four rows."""
     device = open_dry_device(limits="webgpu")
     parts = empty_weight(device, [(TERNARY, 300_000, 1.0)], 2560, "w").parts
     assert [(p.start, p.stop) for p in parts] == [(0, 209_664), (209_664, 300_000)]
@@ -125,7 +125,7 @@ def test_ternary_parts_of_a_real_width():
 
 
 def mixed_checkpoint():
-    """A checkpoint whose v and down are bf16 beside f32."""
+    """A checkpoint with v and down in bf16, everything else in f32."""
     checkpoint = TinyCheckpoint(tiny_config())
     for name, matrix in checkpoint.weights.items():
         if "v_proj" in name or "down_proj" in name:
@@ -138,8 +138,8 @@ def mixed_checkpoint():
 def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
     checkpoint = mixed_checkpoint() if case == "mixed" else open_checkpoint(str(GOLDEN / case))
     loaded = load_model(limited(device, binding), checkpoint)
-    outlined = outline(limited(open_dry_device(), binding), checkpoint)
-    assert cuts(outlined) == cuts(loaded)
+    meta = meta_model(limited(open_dry_device(), binding), checkpoint)
+    assert cuts(meta) == cuts(loaded)
     assert (max(len(parts) for parts in cuts(loaded).values()) > 3) == (binding == 1000)
     assert ({p.store.name for p in loaded.layers[0].weights["qkv"].parts} == {"bf16", "f32"}) == (case == "mixed")
 

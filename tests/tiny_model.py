@@ -1,4 +1,4 @@
-"""Tiny models on the GPU and before the float64 reference; their weights are those of `lorawgpu doctor`."""
+"""Tiny models on the GPU and in the float64 reference, with the weights of `lorawgpu doctor`."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ ALL = LoraConfig(4, 8, LINEAR_MODULES)
 
 
 class Tiny:
-    """A checkpoint with an adapter; `engine` puts it on the GPU, `reference` before float64."""
+    """A checkpoint with an adapter, as an `engine` on the GPU and as a float64 `reference`."""
 
     def __init__(self, device, kernels, config=None, lora=ALL, *, checkpoint=None, tensors=None, seed=0):
         self.device, self.kernels, self.lora = device, kernels, lora

@@ -1,1 +1,1 @@
-"""The reverse walk: the gradient of every file of `model/`, under the same name."""
+"""The backward pass: each file here is the gradient of the file with the same name in `model/`."""

@@ -7,7 +7,7 @@ from lorawgpu.ops.rope import rope_backward
 
 
 def mix_backward(c, layer, da, s):
-    """From da, the gradient of attention's output, to that of the fused projection, which is returned; frees da."""
+    """Return the gradient of the fused projection q | k | v, given da, that of attention's output. Frees da."""
     w, b = layer.widths, c.batch
     dq, dk, dv = c.take(w.q, "dq"), c.take(w.kv, "dk"), c.take(w.kv, "dv")
     attention_backward(

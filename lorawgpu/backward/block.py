@@ -9,14 +9,14 @@ from lorawgpu.model.mlp import MLP
 def block_backward(c, layer, dx, s):
     """dx [rows, C], the gradient of the block's output, becomes that of its input; adapter gradients +=.
 
-    Stops at the lowest adapter of the model: nobody reads a gradient below it.
+    Stops at the first group that has an adapter: nothing reads the gradient of its input.
     """
-    lowest = c.adapter.layout.lowest()
-    below = {name: (layer.index, i) > lowest for i, name in enumerate(GROUPS)}
+    first = c.adapter.layout.first_trainable_group()
+    needs_dx = {name: (layer.index, i) > first for i, name in enumerate(GROUPS)}
     for mixer, x in ((MLP, s.x1), (ATTENTION, s.x)):
-        dm = down_backward(c, layer, mixer, dx, s, below=below[mixer.down])
-        if not below[mixer.down]:
+        dm = down_backward(c, layer, mixer, dx, s, needs_dx=needs_dx[mixer.down])
+        if not needs_dx[mixer.down]:
             return
-        up_backward(c, layer, mixer, dx, dm, x, s, below=below[mixer.up])
-        if not below[mixer.up]:
+        up_backward(c, layer, mixer, dx, dm, x, s, needs_dx=needs_dx[mixer.up])
+        if not needs_dx[mixer.up]:
             return

@@ -5,10 +5,10 @@ from lorawgpu.ops.lora import lora_back, lora_backward, lora_dropout_back
 
 
 def project_backward(c, layer, name, dx, dy, x, scratch, s, *, width):
-    """Adapter gradients +=, dx [rows, in] = dy W + adapters; dx None: nothing below needs it.
+    """Adapter gradients +=; dx [rows, in] = dy W + the adapters' term, unless dx is None.
 
-    x: the projection's unquantized input, which an adapter alone reads; `scratch` is given back after that. The
-    quantizer is straight-through.
+    x: the projection's unquantized input, read by adapters only; `scratch` is given back after that. Gradients pass
+    straight through the quantizer.
     """
     weight, group, dh, lora = layer.weights[name], c.group(layer, name), None, None
     if group:

@@ -1,4 +1,4 @@
-"""Gradient of one half of a layer: model/sublayer.py from its last line to its first."""
+"""Gradient of one half of a layer: model/sublayer.py in reverse."""
 
 from lorawgpu.backward import attention, mlp
 from lorawgpu.backward.linear import project_backward
@@ -10,10 +10,10 @@ from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 MIX_BACKWARD = {ATTENTION.up: attention.mix_backward, MLP.up: mlp.mix_backward}
 
 
-def down_backward(c, layer, mixer: Mixer, dx, s, *, below: bool):
-    """From dx [rows, C], the gradient of the half's output, to that of the mixer's output, which is returned.
+def down_backward(c, layer, mixer: Mixer, dx, s, *, needs_dx: bool):
+    """Return the gradient of the mixer's output, given dx [rows, C], the gradient of the half's output.
 
-    None when nothing below needs it. dx stays the gradient of the residual stream.
+    Returns None unless `needs_dx`. dx itself remains the gradient of the residual stream.
     """
     role, group = mixer.sub_norm, c.group(layer, mixer.down)
     norm, width = layer.norms.get(role), layer.spec.norm_width(role)
@@ -24,12 +24,12 @@ def down_backward(c, layer, mixer: Mixer, dx, s, *, below: bool):
             rstd = c.work.take((c.rows,), label=f"rstd {role}")
             scratch += (rstd,)
         n, normed = _renorm(c, layer, role, m, rstd)
-    dm = c.take(_padded_input(layer, mixer.down), "dm") if below else None
+    dm = c.take(_padded_input(layer, mixer.down), "dm") if needs_dx else None
     dy = _out_norm_backward(c, layer, mixer, dx, s)
     project_backward(c, layer, mixer.down, dm, dy, n, normed, s, width=width)
     if dy is not dx:
         c.work.give(dy)
-    if below and norm:
+    if needs_dx and norm:
         dn, dm = dm, c.take(dm.shape[1], "dm")
         rmsnorm_backward(c.plan, dm, dn, m, norm, rstd, rows=c.rows, width=width, accumulate=False)
         c.work.give(dn)
@@ -37,22 +37,22 @@ def down_backward(c, layer, mixer: Mixer, dx, s, *, below: bool):
     return dm
 
 
-def up_backward(c, layer, mixer: Mixer, dx, dm, x, s, *, below: bool):
-    """dx += the gradient that reaches x, the half's input, through its mixer; frees dm."""
+def up_backward(c, layer, mixer: Mixer, dx, dm, x, s, *, needs_dx: bool):
+    """dx += the gradient of x, the half's input, through the mixer. Frees dm."""
     role, width = mixer.in_norm, layer.spec.norm_width(mixer.in_norm)
     dy = MIX_BACKWARD[mixer.up](c, layer, dm, s)
-    dn = c.take(c.hidden, "dnorm") if below else None
+    dn = c.take(c.hidden, "dnorm") if needs_dx else None
     n, normed = _renorm(c, layer, role, x, s.rstd[role]) if c.group(layer, mixer.up) else (None, ())
     project_backward(c, layer, mixer.up, dn, dy, n, normed, s, width=width)
     c.work.give(dy)
-    if below:
+    if needs_dx:
         norm, rstd = layer.norms[role], s.rstd[role]
         rmsnorm_backward(c.plan, dx, dn, x, norm, rstd, rows=c.rows, width=width, accumulate=True)
         c.work.give(dn)
 
 
 def _renorm(c, layer, role, x, rstd):
-    """rmsnorm(x) again, in scratch: (tensor, scratch to give back)."""
+    """Recompute rmsnorm(x) in scratch; returns (tensor, scratch to give back)."""
     y = c.take(x.shape[1], f"norm {role}")
     shape = {"rows": c.rows, "width": layer.spec.norm_width(role)}
     rmsnorm_forward(c.plan, y, rstd, x, layer.norms[role], eps=c.config.rms_norm_eps, **shape)
@@ -60,7 +60,7 @@ def _renorm(c, layer, role, x, rstd):
 
 
 def _out_norm_backward(c, layer, mixer, dx, s):
-    """The gradient of DOWN's output: dx itself, or through the norm that follows, in scratch."""
+    """The gradient of DOWN's output: dx itself, or in scratch if a norm follows DOWN."""
     role = mixer.out_norm
     if role not in layer.norms:
         return dx

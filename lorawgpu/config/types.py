@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from lorawgpu.data.batch_order import HEAVIEST, LIGHTEST
+from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
 from lorawgpu.data.formats import ALIASES, FORMATS, check_type
 from lorawgpu.families.modules import LINEAR_MODULES
 
@@ -77,7 +77,7 @@ class DataSet(Section):
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
     type: Format | None = None
     """The format; by default detected from the keys of the records."""
-    weight: Annotated[Number, Field(ge=LIGHTEST, le=HEAVIEST)] = 1.0
+    weight: Annotated[Number, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
     """How many times per epoch each sample is used."""
 
 

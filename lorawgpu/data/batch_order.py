@@ -1,7 +1,6 @@
-"""Which samples make an optimizer step: an exact order, packed micro-batches, an exact resume.
+"""Which samples make up an optimizer step: a reproducible order, packed micro-batches, exact resume.
 
-The order of an epoch is a function of (seed, epoch) alone, so nothing but a few counters has to be saved to continue
-where a run stopped.
+The order of an epoch depends only on (seed, epoch) and the data sets, so a few counters suffice to resume a run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,18 +11,18 @@ import numpy as np
 from lorawgpu.data.batching import MicroBatch, SampleSet, bucket, flatten
 from lorawgpu.errors import UserError
 
-BUFFER_BINS = 128  # capacities that one packing buffer holds: its one half-filled bin costs 0.4% on average
-LIGHTEST, HEAVIEST = 1e-3, 1000  # weights of a data set: an epoch holds weight * samples numbers in memory
+BUFFER_BINS = 128  # size of a packing buffer, in capacities; its one half-filled bin costs 0.4% on average
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1000  # limits on a data set's weight; an epoch keeps weight * samples indices in memory
 
 
 def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
-    """First-fit decreasing: bins of indices into `lengths`, no bin above `capacity`, every index in exactly one."""
+    """First-fit decreasing: bins of indices into `lengths`, none above `capacity`, each index in exactly one bin."""
     bins: list[list[int]] = []
     free = np.full(len(lengths) + 1, capacity, np.int64)
     for index in np.argsort(-np.asarray(lengths, np.int64), kind="stable"):
         length = int(lengths[index])
         if length > capacity:
-            raise ValueError(f"a sample of {length} tokens does not fit a capacity of {capacity}")
+            raise ValueError(f"a sample of {length} tokens does not fit into a capacity of {capacity}")
         slot = int(np.argmax(free[: len(bins) + 1] >= length))
         if slot == len(bins):
             bins.append([])
@@ -34,10 +33,10 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """Where training stands, in samples consumed by finished optimizer steps (never prefetched).
+    """Position in the data, in samples consumed by finished optimizer steps; prefetched samples do not count.
 
-    `packing_start` and `packing_batches` say where the open packing buffer begins and how many of its bins are done;
-    `mixing` counts the samples drawn from each data set since the start of the run.
+    `packing_start`: where the current packing buffer begins. `packing_batches`: how many of its bins are done.
+    `mixing`: samples drawn from each data set since the start of the run.
     """
 
     epoch: int = 0
@@ -47,7 +46,7 @@ class DataPosition:
     mixing: tuple[int, ...] = ()
 
     def to_dict(self) -> dict:
-        """JSON, under the keys of every checkpoint so far."""
+        """JSON for a checkpoint. The key names are fixed by existing checkpoints."""
         return {
             "epoch": self.epoch,
             "consumed": self.consumed,
@@ -58,19 +57,19 @@ class DataPosition:
 
     @staticmethod
     def from_dict(data: dict) -> "DataPosition":
-        """The position that `to_dict` wrote. KeyError when a key is missing."""
+        """The inverse of `to_dict`. KeyError if a key is missing."""
         fields = ("epoch", "consumed", "window_start", "window_batches")
         return DataPosition(*(data[name] for name in fields), tuple(data["mixing"]))
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The micro-batches of one optimizer step, the position once that step is done, and which samples it took."""
+    """The micro-batches of one optimizer step, the position after it, and the samples that it uses."""
 
     micro_batches: list[MicroBatch]
     position: DataPosition
     ends_epoch: bool
-    samples: np.ndarray  # int64: `Batches.place` says where they come from
+    samples: np.ndarray  # int64 global sample ids, for `Batches.place`
 
     @property
     def tokens(self) -> int:
@@ -79,7 +78,7 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """`capacity`: rows of the largest micro-batch (`token_capacity`); `packing` fills it, else samples are counted."""
+    """`capacity`: rows of the largest micro-batch (`token_capacity`). `packing` fills it; otherwise samples count."""
 
     seed: int
     micro_batch_size: int
@@ -89,9 +88,9 @@ class BatchSettings:
 
 
 class Batches:
-    """The batches of optimizer steps from a weighted mix of sources, epoch after epoch, from any saved position.
+    """The batches of all optimizer steps, from a weighted mix of sources, starting at any saved position.
 
-    A weight is how often an epoch sees each sample of its source: 1 once, 2 twice, 0.5 every other epoch.
+    A source's weight is how often an epoch uses each of its samples: 2 is twice, 0.5 is every other epoch.
     """
 
     def __init__(self, sources: Sequence[SampleSet], settings: BatchSettings, weights: Sequence[float] | None = None):
@@ -102,7 +101,7 @@ class Batches:
         self.draws = [_draws(weight, len(s)) for weight, s in zip(weights, self.sources, strict=True)]
 
     def order(self, epoch: int) -> np.ndarray:
-        """Global sample ids of an epoch, int64 [sum of draws]: a function of seed, epoch and the mix alone."""
+        """Global sample ids of an epoch, int64 [sum of draws]. Depends only on seed, epoch and the mix."""
         parts = [
             self.offsets[i] + _stream(self.settings.seed, i, len(source), epoch * draws, draws)
             for i, (source, draws) in enumerate(zip(self.sources, self.draws, strict=True))
@@ -111,12 +110,12 @@ class Batches:
         return ids[_rng(self.settings.seed, 1, epoch).permutation(len(ids))]
 
     def step_batches(self, position: DataPosition | None = None) -> Iterator[StepBatch]:
-        """Endless: epoch after epoch from `position`. The last step of an epoch may hold fewer micro-batches.
+        """Yield steps from `position` on, without end. The last step of an epoch may have fewer micro-batches.
 
-        UserError when there is no sample, or when `position` was not made by these sources, weights and settings.
+        UserError if there is no sample, or if `position` comes from other sources, weights or settings.
         """
         if not len(self.lengths):
-            raise UserError("there is no sample to train on: every data set is empty")
+            raise UserError("there are no samples to train on: all data sets are empty")
         position = DataPosition(mixing=(0,) * len(self.sources)) if position is None else position
         self._check(position)
         while True:
@@ -125,7 +124,7 @@ class Batches:
             position = step.position
 
     def steps(self, epoch: int) -> int:
-        """Optimizer steps of an epoch, exactly: with packing this packs the lengths of the whole epoch."""
+        """Exact number of optimizer steps in an epoch. With packing, this packs the lengths of the whole epoch."""
         order = self.order(epoch)
         micro_batches = start = 0
         while start < len(order):
@@ -134,7 +133,7 @@ class Batches:
         return -(-micro_batches // self.settings.accumulation)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file and the line of one of a step's samples."""
+        """The file and line of a sample, by its global id."""
         owner = int(np.searchsorted(self.offsets, sample, side="right")) - 1
         return self.sources[owner].place(int(sample - self.offsets[owner]))
 
@@ -162,14 +161,14 @@ class Batches:
             start, skip = after, 0
 
     def _plan(self, order: np.ndarray, start: int, epoch: int) -> tuple[list[np.ndarray], int]:
-        """The micro-batches (arrays of global ids) of the packing buffer that begins at `start`, and its end."""
+        """The micro-batches (arrays of global ids) of the packing buffer at `start`, and where the buffer ends."""
         if not self.settings.packing:
             end = min(start + self.settings.micro_batch_size, len(order))
             return [order[start:end]], end
         room = BUFFER_BINS * self.settings.capacity
         total = np.cumsum(self.lengths[order[start : start + 2 * room]])  # a sample has at least one token
         end = start + int(np.searchsorted(total, room)) + 1
-        if total[-1] < 1.5 * room:  # a short rest joins the buffer before it: it would pack worse alone
+        if total[-1] < 1.5 * room:  # a short remainder joins this buffer, because it would pack worse by itself
             end = len(order)
         ids = order[start:end]
         bins = pack(self.lengths[ids], self.settings.capacity)
@@ -193,14 +192,14 @@ class Batches:
         mixing = position.epoch * np.array(self.draws) + self._per_source(done)
         if batches >= max(1, len(bins)) or position.consumed != len(done) or position.mixing != tuple(mixing.tolist()):
             raise UserError(
-                f"the saved data position {position.to_dict()} does not belong to these data sets, weights and batch "
+                f"the saved data position {position.to_dict()} does not match these data sets, weights and batch "
                 "settings: resume with the data and config of the checkpoint"
             )
 
 
 def _draws(weight: float, samples: int) -> int:
-    if not LIGHTEST <= weight <= HEAVIEST:
-        raise UserError(f"the weight of a data set is {weight}; wanted {LIGHTEST} to {HEAVIEST}")
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise UserError(f"the weight of a data set is {weight}; wanted {MIN_WEIGHT} to {MAX_WEIGHT}")
     return max(1, round(weight * samples)) if samples else 0
 
 
@@ -209,7 +208,7 @@ def _rng(seed: int, *purpose: int) -> np.random.Generator:
 
 
 def _stream(seed: int, source: int, size: int, start: int, count: int) -> np.ndarray:
-    """Places start..start+count of an endless stream: one permutation of the source after another."""
+    """Entries start..start+count of an endless stream: one permutation of the source after another."""
     if not count:
         return np.empty(0, np.int64)
     first, last = start // size, (start + count - 1) // size

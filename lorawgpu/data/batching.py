@@ -1,6 +1,6 @@
-"""Tokenised samples laid flat: a micro-batch is one row of sequences one after another (DESIGN section 2).
+"""Micro-batches: tokenized sequences laid one after another, padded only at the end, up to a bucketed capacity.
 
-Packing is exact, and padding exists only as the tail up to a bucketed capacity.
+See docs/DESIGN.md, "Tokens, slots and the KV cache".
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 
 IGNORE = -100
-ALIGN = 128  # kernels tile tokens by 128 (DESIGN section 5)
+ALIGN = 128  # tokens; kernels use tiles of up to 128 (docs/DESIGN.md, "Linear layers")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One tokenised sequence. `labels[t]` is `input_ids[t]` where that token is trained, else -100."""
+    """One tokenized sequence. `labels[t]` is `input_ids[t]` if that token carries loss, otherwise -100."""
 
     input_ids: np.ndarray  # int32 [n]
     labels: np.ndarray  # int32 [n]
@@ -26,12 +26,12 @@ class Sample:
 
     @cached_property
     def targets(self) -> int:
-        """Tokens that carry loss: the first label of a sequence has nothing before it and never counts."""
+        """Number of target tokens. A sequence's first token is never one, because no token precedes it."""
         return int(np.count_nonzero(self.labels[1:] != IGNORE))
 
 
 class SampleSet(Protocol):
-    """Anything that hands out samples by index and knows their lengths without reading them."""
+    """Samples by index, with their lengths known without reading them."""
 
     lengths: np.ndarray  # int [samples]
 
@@ -39,23 +39,23 @@ class SampleSet(Protocol):
 
     def __getitem__(self, index: int) -> Sample: ...
 
-    def place(self, index: int) -> tuple[str, int]: ...  # file and line; asked for only where a step went wrong
+    def place(self, index: int) -> tuple[str, int]: ...  # file and line, for reports of bad steps
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Flat tokens of several sequences; every array int32 and of length capacity unless said otherwise."""
+    """Flat tokens of several sequences. Arrays are int32 of length capacity unless stated otherwise."""
 
     ids: np.ndarray
-    position: np.ndarray  # within the own sequence, for RoPE
-    slot: np.ndarray  # where k and v of this row go: t itself in training
-    kv_start: np.ndarray  # first row of the own sequence: row t attends to kv_start..slot
-    segment_end: np.ndarray  # exclusive end of the own sequence: bounds the dK/dV pass
+    position: np.ndarray  # position within its sequence, for RoPE
+    slot: np.ndarray  # the slot for its k and v; in training, the row number
+    kv_start: np.ndarray  # first slot of its sequence; row t attends to kv_start..slot
+    segment_end: np.ndarray  # exclusive end of its sequence, which bounds the dK/dV pass
     target_rows: np.ndarray  # [targets] rows whose logits carry loss
-    target_ids: np.ndarray  # [targets] what they predict
-    tokens: int  # rows that are no tail
+    target_ids: np.ndarray  # [targets] the tokens that they predict
+    tokens: int  # rows before the tail
     samples: int
-    row_weights: np.ndarray | None = None  # float32 [targets] for an objective that weighs target rows; None: all 1
+    row_weights: np.ndarray | None = None  # float32 [targets], for an objective with weighted rows; None: all 1
 
     @property
     def capacity(self) -> int:
@@ -67,13 +67,13 @@ class MicroBatch:
 
 
 def flatten(samples: Sequence[Sample], capacity: int) -> MicroBatch:
-    """Lay samples one after another into `capacity` rows (DESIGN section 2). ValueError when they do not fit."""
+    """Lay samples one after another into `capacity` rows. ValueError if they do not fit."""
     tokens = sum(len(s) for s in samples)
     if tokens > capacity:
-        raise ValueError(f"{tokens} tokens do not fit a capacity of {capacity}")
+        raise ValueError(f"{tokens} tokens do not fit into a capacity of {capacity}")
     rows = np.arange(capacity, dtype=np.int32)
     ids, position = np.zeros(capacity, np.int32), np.zeros(capacity, np.int32)
-    kv_start, segment_end = rows.copy(), rows + 1  # a tail token sees itself alone and stays finite
+    kv_start, segment_end = rows.copy(), rows + 1  # a tail row sees only itself, so it stays finite
     targets = np.full(capacity, IGNORE, np.int32)
     start = 0
     for sample in samples:
@@ -91,9 +91,9 @@ def flatten(samples: Sequence[Sample], capacity: int) -> MicroBatch:
 
 
 def bucket(tokens: int, limit: int | None = None) -> int:
-    """The capacity that holds `tokens`: 16, 32, 64, then multiples of 128, four sizes an octave from 512 on.
+    """The smallest bucketed capacity that holds `tokens`: 16, 32, 64, multiples of 128, four per octave from 512 on.
 
-    Few sizes, because every capacity costs a plan; `limit` (a multiple of 128, or a bucket) is the largest.
+    There are few, because every capacity costs a plan. `limit` (a multiple of 128, or a bucket) is the largest.
     """
     size = next((small for small in (16, 32, 64) if tokens <= small), None)
     if size is None:
@@ -103,13 +103,13 @@ def bucket(tokens: int, limit: int | None = None) -> int:
 
 
 def token_capacity(micro_batch_size: int, sequence_len: int) -> int:
-    """Rows of the largest micro-batch: the product of both, rounded up to what kernels work in."""
+    """Rows of the largest micro-batch: the product of both, rounded up to a multiple of ALIGN or a smaller bucket."""
     tokens = micro_batch_size * sequence_len
     return bucket(tokens) if tokens < ALIGN else -(-tokens // ALIGN) * ALIGN
 
 
 def sequential(source: SampleSet, capacity: int) -> Iterator[MicroBatch]:
-    """Every sample once, in order, as many to a micro-batch as fit: for evaluation."""
+    """Micro-batches with every sample once, in order, as many per micro-batch as fit. For evaluation."""
     start = 0
     while start < len(source):
         total = np.cumsum(source.lengths[start : start + capacity])

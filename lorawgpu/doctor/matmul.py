@@ -13,7 +13,7 @@ from lorawgpu.gpu import padded
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.matmul import Epilogue, LowRank, Operand, Problem, matmul, sum_splits, tiled
-from lorawgpu.ops.matvec import Down, Source, matvec_forward, matvec_input
+from lorawgpu.ops.matvec import LoraA, MatvecInput, matvec_forward, matvec_input
 from lorawgpu.ops.stores import STORES
 from lorawgpu.reference.activation import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
@@ -209,18 +209,18 @@ def _source(lab, kind, rows, width, head_dim=8):
     """The source of a projection, and the values that it represents, float64 [rows, width]."""
     if kind == "rows":
         x = normal(rows, width)
-        return Source("rows", lab.padded(x)), x.astype(np.float64)
+        return MatvecInput("rows", lab.padded(x)), x.astype(np.float64)
     if kind != "attention":
         g, u = normal(rows, width), normal(rows, width, seed=1)
         gu = lab.input(np.concatenate([pad(g), pad(u)], axis=1))
-        return Source("gate", gu, act=kind), gate_forward(g.astype(np.float64), u, kind)
+        return MatvecInput("gate", gu, act=kind), gate_forward(g.astype(np.float64), u, kind)
     heads, splits, used = width // head_dim, 32, 11
     parts, stats = normal(rows, splits, padded(width)), np.zeros((rows, splits, heads, 4), np.float32)
     stats[..., 0], stats[..., 1], stats[..., 2] = normal(rows, splits, heads), 1.5, used
     weight = np.exp2(stats[:, :used, :, 0].astype(np.float64))[..., None]
     sums = (weight * parts[:, :used, :width].reshape(rows, used, heads, head_dim)).sum(1)
     value = sums / (1.5 * weight.sum(1))
-    return Source(kind, lab.input(parts), stats=lab.input(stats), head_dim=head_dim), value.reshape(rows, width)
+    return MatvecInput(kind, lab.input(parts), stats=lab.input(stats), head_dim=head_dim), value.reshape(rows, width)
 
 
 def matvec_source(lab, kind, arith, rows, width, normed=True):
@@ -235,9 +235,9 @@ def matvec_source(lab, kind, arith, rows, width, normed=True):
         "weight": lab.input(pad(weight[None])[0]) if normed else None,
         "qscale": qscale.tensor if quantize else None,
     }
-    down = Down(h.tensor, lab.padded(a), ((0, 2.0), (4, 0.5)))
+    lora_a = LoraA(h.tensor, lab.padded(a), ((0, 2.0), (4, 0.5)))
     shape = {"rows": rows, "width": width, "eps": EPS, "record_id": 3}
-    matvec_input(lab.plan, out.tensor, source, state.tensor, down=down, **shape, **buffers)
+    matvec_input(lab.plan, out.tensor, source, state.tensor, lora_a=lora_a, **shape, **buffers)
     n = v / np.sqrt((v**2).mean(1, keepdims=True) + EPS) * weight if normed else v
 
     def results():

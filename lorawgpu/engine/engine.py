@@ -1,6 +1,6 @@
 """A model and its adapter on one device: plans recorded once per token capacity, then replayed.
 
-A step is begin; accumulate every micro-batch (write step data, forward, heads, backward); exchange; update.
+A step: begin; accumulate each micro-batch (write step data, forward, head chunks, backward); exchange; update.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,15 +27,15 @@ from lorawgpu.ops.step_state import StepState, begin_step, end_step, state_buffe
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.weights.device_model import Model
 
-IGNORED = -1  # a target id that marks an unused row
+IGNORED = -1  # target id of an unused target row
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the engine records: none of these changes the mathematics but dropout."""
+    """How the engine records. Only dropout changes the mathematics."""
 
     capacity: int  # rows of the largest micro-batch
-    positions: int  # longest sequence
+    positions: int  # tokens in the longest sequence
     dropout: float = 0.0
     seed: int = 0
     checkpointing: bool = False
@@ -45,7 +45,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The plan of one capacity, and where its results are."""
+    """A recorded plan for `rows` rows, its head, and the sections to replay for a number of target rows."""
 
     plan: Plan
     rows: int
@@ -53,15 +53,15 @@ class Recorded:
     sections: Sections
 
     def flops(self, targets: int) -> float:
-        """Floating-point operations of a replay with `targets` target rows, counting matrix products only."""
+        """Operations of a replay with `targets` target rows, counting only matrix products and attention."""
         return sum(record.flops for name in self.sections(targets) for record in self.plan.sections[name])
 
 
 class Engine:
-    """Computes losses, gradients and optimizer steps. `adapter` is None for a bare base model.
+    """Computes losses, gradients and optimizer steps. Without a `layout` it runs the bare base model.
 
-    objective: makes what the head computes, for (device, most target rows of a micro-batch). exchange: the other
-    processes that train the same adapter.
+    objective: called as objective(device, most target rows of a micro-batch). exchange: the connection to other
+    processes that train the same adapter; default `Solo`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Engine:
         self._plans = {}
         if optimizer:
             self.plan("train", options.capacity)
-        self._step = self._record_step()  # its id comes last: a bad tensor is named before the bad norm
+        self._step = self._record_step()  # last, so that a bad tensor is reported rather than the bad norm it causes
 
     def _adapter(self, layout, tensors) -> AdapterBuffers:
         def flat(name, kind):
@@ -119,11 +119,11 @@ class Engine:
         )
 
     def plan(self, kind: str, rows: int, adapter: bool = True) -> Recorded:
-        """The plan of `kind` for `rows` rows, with or without the terms of the adapter, recorded on first use.
+        """The plan of `kind` for `rows` rows, with or without the adapter's terms. Recorded on first use.
 
-        kind: "train", "eval", "base" (the pass of an objective with `base_first`) or "logits". The first plan of an
-        engine is one of its capacity: smaller ones find its buffers, larger ones would not. ValueError when `rows` is
-        beyond the capacity that the engine was made for.
+        kind: "train", "eval", "base" (the first pass of an objective with `base_first`) or "logits". An engine records
+        a plan of its full capacity first, so that smaller plans reuse those buffers. ValueError if `rows` exceeds the
+        capacity.
         """
         if rows > self.options.capacity:
             raise ValueError(f"{rows} rows exceed the capacity of {self.options.capacity}")
@@ -182,7 +182,7 @@ class Engine:
         return plan
 
     def pace(self, flops: float):
-        """Split the submits of all plans, those yet to be recorded included, into about `flops` operations each."""
+        """Split the submits of all plans, present and future, into about `flops` operations each."""
         self.options = replace(self.options, flops_per_submit=flops)
         for plan in self.plans():
             plan.flops_per_submit = flops
@@ -192,20 +192,20 @@ class Engine:
         return [self._step, *(recorded.plan for recorded in self._plans.values())]
 
     def flops(self, batch: MicroBatch) -> float:
-        """Floating-point operations of `accumulate` for this micro-batch: none without targets."""
+        """Operations of `accumulate` for this micro-batch; 0 without targets."""
         if not batch.targets:
             return 0.0
         return sum(recorded.flops(batch.targets) for recorded in self._passes("train", batch.capacity))
 
     def _passes(self, kind: str, rows: int, adapter: bool = True) -> list[Recorded]:
-        """The plans that a micro-batch goes through, one after another."""
+        """The plans to replay for a micro-batch, in order."""
         before = [self.plan("base", rows, adapter=False)] if self.objective.base_first else []
         return [*before, self.plan(kind, rows, adapter)]
 
     # Replaying
 
     def write(self, batch: MicroBatch):
-        """Put the arrays of a micro-batch into the step data."""
+        """Write the arrays of a micro-batch to the step data."""
         for name in ("ids", "position", "slot", "kv_start", "segment_end"):
             self.device.write(getattr(self.batch, name).view(0, (batch.capacity,)), getattr(batch, name))
         rows = np.zeros(self.batch.target_rows.size, np.int32)
@@ -215,25 +215,25 @@ class Engine:
         self.device.write(self.batch.target_ids, ids)
 
     def begin(self):
-        """Start an optimizer step, or an evaluation: gradients, totals and the bad flag are cleared."""
+        """Start an optimizer step or an evaluation: clear gradients, totals and the bad flag."""
         self._step.run("begin")
 
     def accumulate(self, batch: MicroBatch, step: int = 1, index: int = 0):
-        """Add the gradient of one micro-batch, number `index` of all of optimizer step `step` (from 1)."""
+        """Add the gradient of one micro-batch: number `index` (from 0) of optimizer step `step` (from 1)."""
         if batch.targets:
             if self.options.dropout:
                 self.device.write(self.step_values, pack_step(key=random_key(self.options.seed, step, index)))
             self._replay("train", batch)
 
     def update(self, step: int, lr: float, divisor: int):
-        """Clip and apply AdamW with the accumulated gradient over `divisor`; `step` counts from 1."""
+        """Divide the accumulated gradient by `divisor`, clip it and apply AdamW. `step` counts from 1."""
         self.device.write(self.step_values, self.optimizer.step_values(step, lr, divisor))
         self._step.run("update")
 
     def step(self, batches: Sequence[MicroBatch], number: int, lr: float) -> int:
-        """Optimizer step `number` (from 1) over all its micro-batches, of which each process computes its share.
+        """Take optimizer step `number` (from 1) over `batches`, of which each process computes its share.
 
-        Returns what the sums were divided by, the step's target tokens; with 0 nothing happens.
+        Returns the divisor of the step, its number of target tokens. If it is 0, the step is skipped.
         """
         if not sum(map(self.objective.divisor, batches)):
             return 0
@@ -248,13 +248,13 @@ class Engine:
 
     @property
     def sums(self) -> StepSums:
-        """What the micro-batches since `begin` have added up to on this device."""
+        """This device's sums over the micro-batches since `begin`."""
         return StepSums(self.device, self.adapter.grads, tuple(self.totals.values()), self.state)
 
     def evaluate(self, batch: MicroBatch, adapter: bool = True):
-        """Add to the totals of one micro-batch, without dropout and gradients. Call `begin` before the first.
+        """Add one micro-batch to the totals, without dropout or gradients. Call `begin` before the first.
 
-        Without `adapter` it is the bare base model that is evaluated.
+        Without `adapter`, the bare base model is evaluated.
         """
         if batch.targets:
             self._replay("eval", batch, adapter)
@@ -266,7 +266,7 @@ class Engine:
             recorded.plan.run(*recorded.sections(batch.targets))
 
     def logits(self, batch: MicroBatch, rows: np.ndarray, adapter: bool = True) -> np.ndarray:
-        """Logits of `rows` of a micro-batch, float32 [len(rows), V]; without `adapter` those of the base model."""
+        """Logits of `rows` of a micro-batch, float32 [len(rows), V]; without `adapter`, those of the base model."""
         self.write(replace(batch, target_rows=rows.astype(np.int32), target_ids=np.zeros(len(rows), np.int32)))
         recorded = self.plan("logits", batch.capacity, adapter)
         recorded.plan.run("forward")
@@ -279,11 +279,11 @@ class Engine:
     # Reading back
 
     def loss_sum(self) -> float:
-        """Sum of the losses since `begin`. Waits for the GPU, as all of these do."""
+        """Sum of the losses since `begin`. Waits for the GPU, as all methods below do."""
         return loss_value(self.device.read(self.totals["loss"]))
 
     def grad_norm(self) -> float:
-        """The gradient's norm in the last update, before clipping."""
+        """The gradient norm in the last update, before clipping."""
         return float(self.device.read(self.norm)[0])
 
     def steps_state(self) -> StepState:
@@ -295,5 +295,5 @@ class Engine:
         return self.adapter.layout.unflatten(self.device.read(getattr(self.adapter, which)))
 
     def load(self, which: str, tensors: dict):
-        """Overwrite the adapter tensors that `tensors` returns under that name."""
+        """Overwrite adapter tensors; `which` and the keys as in `tensors`."""
         self.device.write(getattr(self.adapter, which), self.adapter.layout.flatten(tensors))

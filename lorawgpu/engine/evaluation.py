@@ -11,7 +11,7 @@ from lorawgpu.ops.cross_entropy import fixed_point
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss`: mean cross-entropy over all target tokens of the data, `tokens` of them; NaN when it is not finite."""
+    """`loss`: mean cross-entropy over all `tokens` target tokens of the data; NaN if any loss was not finite."""
 
     loss: float
     tokens: int
@@ -25,9 +25,10 @@ class Evaluation:
 
 
 def evaluate_source(engine: Engine, source: SampleSet, adapter: bool = True) -> Evaluation:
-    """Run every sample of `source` once, in order, as many at a time as fit; without `adapter` through the base model.
+    """Evaluate every sample of `source` once, in order, as many per micro-batch as fit.
 
-    Every process of the engine's exchange computes its share. ValueError when nothing has a target.
+    Without `adapter`, evaluate the base model. Each process of the engine's exchange computes its share. ValueError if
+    no sample has a target.
     """
     tokens = 0
     engine.begin()

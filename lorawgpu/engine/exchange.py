@@ -1,7 +1,7 @@
-"""What the processes that train one adapter together tell each other: nothing, for a single one.
+"""Communication between processes that train one adapter together. A single process exchanges nothing.
 
-Every process reads the same config and data and goes through the same steps; of the micro-batches of a step or of an
-evaluation each computes its share.
+All processes read the same config and data and take the same steps. Each computes its share of the micro-batches of a
+step or an evaluation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class StepSums:
-    """What one process has summed over its micro-batches of a step, where it lies on its device.
+    """The tensors that hold a process's sums over its micro-batches of a step.
 
-    grads: f32 [adapter size], sums over targets and not means. totals: u32 [2] each, fixed point
+    grads: f32 [adapter size], sums over targets, not means. totals: u32 [2] each, fixed point
     (`ops.cross_entropy.fixed_point`), so that sums are exact in any order. state: word 0 is the flag of a bad step,
     word 1 the lowest id of a record that was not finite (ops/step_state.py).
     """
@@ -30,20 +30,20 @@ class StepSums:
 
 
 class Exchange(Protocol):
-    """One process among `size`. All of them call these methods equally often and in the same order."""
+    """One process among `size`. All processes must make the same calls in the same order."""
 
     rank: int
     size: int
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that writes to disk and terminal."""
+        """Whether this is the process that writes to disk and to the terminal."""
 
     def sum_step(self, sums: StepSums, divisor: int) -> int:
-        """Between the backward and the update: replace `sums` by those of all processes; the sum of their divisors.
+        """Replace `sums` by the sums over all processes, and return the sum of their divisors.
 
-        Gradients and totals are added in rank order, a step that is bad anywhere is bad everywhere, and the lowest
-        record id counts: so all processes make the same update, or skip it together.
+        Called between backward and update. Gradients and totals are added in rank order; a step that is bad anywhere is
+        bad everywhere, with the lowest record id. So all processes make the same update, or all skip it.
         """
 
     def gather(self, values: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -51,7 +51,7 @@ class Exchange(Protocol):
 
 
 class Solo:
-    """The only process: nothing is exchanged and nothing read back."""
+    """A single process: nothing is exchanged or read back."""
 
     rank, size, leads = 0, 1, True
 
@@ -63,5 +63,5 @@ class Solo:
 
 
 def share(exchange: Exchange, items: Iterable[Item]) -> Iterator[tuple[int, Item]]:
-    """The items that this process computes, each with its index among all: here, and only here, it is decided which."""
+    """The items that this process computes, each with its index among all. Only this function decides which."""
     return islice(enumerate(items), exchange.rank, None, exchange.size)

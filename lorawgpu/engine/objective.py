@@ -1,7 +1,7 @@
-"""What training minimizes: from the hidden states and targets of a micro-batch to a gradient and to metrics.
+"""Objectives: what the head computes from hidden states and targets, its gradient, and the reported metrics.
 
-The engine records the transformer; between its forward and its backward an objective records the head, in as many
-passes over the chunks of target rows as it needs.
+The engine records the transformer. Between forward and backward, an objective records the head, in as many passes over
+the chunks of target rows as it needs.
 """
 
 from collections.abc import Callable
@@ -15,43 +15,43 @@ from lorawgpu.gpu import Device, Tensor
 from lorawgpu.model.context import Context
 from lorawgpu.ops.cross_entropy import loss_sum
 
-Totals = dict[str, Tensor]  # u32 [2] each, a number in fixed point (ops.cross_entropy.loss_sum)
-Sections = Callable[[int], list[str]]  # names of what to replay, in order, for a number of target rows
+Totals = dict[str, Tensor]  # u32 [2] each, fixed point (ops.cross_entropy.loss_sum)
+Sections = Callable[[int], list[str]]  # number of target rows -> names of the sections to replay, in order
 
 
 class Objective(Protocol):
-    """An engine makes its own with `objective(device, targets)`; `targets` is the most target rows of a micro-batch.
+    """Made by the engine as `objective(device, targets)`, with the most target rows of a micro-batch.
 
-    sums: names of the totals of a step or an evaluation; "loss" is the first.
-    base_first: each micro-batch first passes through the bare base model, recorded with `totals` None. What later
-        passes need of it (the log-probabilities of a reference model, say) goes into buffers of the objective.
+    sums: names of the totals of a step or an evaluation; the first is "loss".
+    base_first: whether each micro-batch first passes through the bare base model, recorded with `totals` None. Results
+        that later passes need, such as a reference model's log-probabilities, go into buffers of the objective.
     """
 
     sums: tuple[str, ...]
     base_first: bool
 
     def write(self, batch: MicroBatch) -> None:
-        """Put on the device what the objective needs of a micro-batch besides its target rows and ids."""
+        """Write to the device whatever the objective needs from a micro-batch, other than target rows and ids."""
 
     def record(self, c: Context, head: Head, x: Tensor, dx: Tensor | None, totals: Totals | None) -> Sections:
         """Record the head's sections of a plan, with `head.record` and `c.plan.section`.
 
-        x: the last hidden states, f32 [rows, C]. dx: their gradient, zeros of the same shape, of which target rows are
-        to be written; None for an evaluation. totals: by name of `sums`, to be added to. c.adapter is None
-        where the adapter is off.
+        x: the last hidden states, f32 [rows, C]. dx: their gradient, zeros of the same shape, whose target rows must be
+        written; None for an evaluation. totals: one per name in `sums`, to be added to. c.adapter is None if the
+        adapter is off.
         """
 
     def divisor(self, batch: MicroBatch) -> int:
-        """A micro-batch's share of the number that the sums and the gradient of the whole step are divided by."""
+        """A micro-batch's contribution to the divisor of the whole step's sums and gradient."""
 
     def metrics(self, sums: dict[str, float], divisor: int) -> dict[str, float]:
-        """What a step or an evaluation reports: "loss", and others by name."""
+        """The metrics that a step or an evaluation reports, by name; "loss" is one of them."""
 
 
 class CausalLM:
-    """Mean cross-entropy over target tokens; `weighted` multiplies each by the batch's row_weights first.
+    """Mean cross-entropy over target tokens; `weighted` multiplies each loss by the batch's row_weights.
 
-    The divisor counts target tokens, whatever they weigh.
+    The divisor is the number of target tokens, whatever their weights.
     """
 
     sums = ("loss",)
@@ -64,7 +64,7 @@ class CausalLM:
     def write(self, batch: MicroBatch) -> None:
         if self.row_weights is None:
             if batch.row_weights is not None:
-                raise ValueError("a micro-batch has row weights, and the objective is an unweighted CausalLM")
+                raise ValueError("a micro-batch has row weights, but the objective is an unweighted CausalLM")
             return
         weights = np.ones(self.row_weights.size, np.float32)
         if batch.row_weights is not None:

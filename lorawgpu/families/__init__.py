@@ -1,1 +1,1 @@
-"""What a model family is: its names, keys and layer options. Data and small functions, no GPU."""
+"""Model families as data and small functions: names, config keys and layer specs. No GPU."""

@@ -1,4 +1,4 @@
-"""Where the scale of a BitLinear matrix comes from, as `quantization_config` says."""
+"""Read from `quantization_config` where a BitLinear matrix gets its scale."""
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.keys import Keys
@@ -6,24 +6,25 @@ from lorawgpu.files.untrusted import brief
 
 
 def read_ternary(keys: Keys, required: bool) -> str | None:
-    """How `w` comes from the file: `multiply`, `divide`, `online`, or None for a dense model, unless one is `required`.
+    """How the file gives the scale `w`: `multiply`, `divide` or `online`; None for a dense model.
 
-    Names and defaults are those of transformers' BitNetQuantConfig. UserError for any other quantization.
+    Names and defaults are those of transformers' BitNetQuantConfig. UserError for any other quantization, and for a
+    missing quantization_config if it is `required`.
     """
     settings, where = keys.data.get("quantization_config"), f"{keys.source}, quantization_config"
     if settings is None:
         if required:
             raise UserError(
-                f"{keys.source}: a bitnet model needs a quantization_config that says where its scales come from "
-                "(linear_class, quantization_mode); this file has none. If --to merged --dequantize wrote it, it "
-                "is for evaluation by other tools: here give the ternary base, and the adapter with --adapter."
+                f"{keys.source}: a bitnet model needs a quantization_config (linear_class, quantization_mode), which "
+                "this file lacks. If it was written by --to merged --dequantize, it is for evaluation by other tools: "
+                "pass the ternary base instead, and the adapter with --adapter."
             )
         return None
     if not isinstance(settings, dict):
         raise UserError(f"{where}: wanted an object of settings, got {brief(settings)}.")
     method = settings.get("quant_method")
     if method != "bitnet":
-        raise UserError(f"{where}: quant_method {brief(method)} is not supported; supported is bitnet.")
+        raise UserError(f"{where}: quant_method {brief(method)} is not supported; wanted bitnet.")
     if settings.get("use_rms_norm"):
         raise UserError(f"{where}: use_rms_norm {brief(settings['use_rms_norm'])} is not supported; wanted false.")
     kept = settings.get("modules_to_not_convert") or []

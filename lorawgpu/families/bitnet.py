@@ -1,4 +1,4 @@
-"""BitNet b1.58: ternary linear layers, relu squared, and a norm before the last projection of each half."""
+"""BitNet b1.58: ternary linear layers, squared relu, and a sub-norm in each half."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,6 @@ FAMILY = Family(
     norms=NORMS,
     layers=partial(read_equal_layers, norms=NORMS),
     ternary=partial(read_ternary, required=True),
-    # Runtimes disagree on the name of the architecture; all keep the row order of Hugging Face.
+    # Runtimes use different architecture names; all keep Hugging Face's row order.
     gguf=replace(llama.GGUF, archs=("bitnet", "bitnet-b1.58"), permuted=False, act="relu2", readable=False),
 )

@@ -1,6 +1,6 @@
-"""What a model is: its sizes, its layers, and where the scales of its weights come from.
+"""A model's config: its sizes, its layers, and where its ternary scales come from.
 
-Read by `families.hf` from a `config.json` and by `families.gguf` from GGUF metadata.
+`families.hf` reads it from a `config.json`, `families.gguf` from GGUF metadata.
 """
 
 import math
@@ -13,10 +13,10 @@ from lorawgpu.families.spec import LayerSpec
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One decoder; names are Hugging Face's.
+    """The config of one decoder, with Hugging Face's names.
 
-    `ternary` says how a BitLinear's scale `w` comes from the file: `multiply` (w = weight_scale), `divide`
-    (w = 1 / weight_scale), `online` (w = mean|W| of master weights), None for a dense model.
+    `ternary`: how the file gives a BitLinear's scale `w`: `multiply` (w = weight_scale), `divide`
+    (w = 1 / weight_scale), `online` (w = mean|W| of master weights), or None for a dense model.
     """
 
     family: str  # a name of families.registry
@@ -37,7 +37,7 @@ class ModelConfig:
         return len(self.layers)
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """`[out, in]` of every linear layer that an adapter can target, by its module path, in forward order."""
+        """`[out, in]` of every linear layer that an adapter can target, by module path, in forward order."""
         return {
             f"model.layers.{n}.{path}": shape
             for n, layer in enumerate(self.layers)
@@ -46,7 +46,7 @@ class ModelConfig:
 
 
 def check_sizes(config: ModelConfig, source: str) -> None:
-    """Raise UserError, naming the key, unless the sizes make a model that the kernels can run."""
+    """Raise UserError, naming the key, unless the kernels can run a model of these sizes."""
     if not 0 < config.rms_norm_eps < 1:
         raise UserError(f"{source}: rms_norm_eps is {config.rms_norm_eps!r}; wanted a number between 0 and 1.")
     ids = {"bos_token_id": (config.bos_token_id,), "eos_token_id": config.eos_token_ids}
@@ -69,7 +69,7 @@ def _check_layer(layer: LayerSpec, source: str) -> None:
     if heads % kv_heads:
         raise UserError(f"{source}: num_attention_heads is {heads}, not a multiple of num_key_value_heads {kv_heads}.")
     if head_dim % 2:
-        raise UserError(f"{source}: head_dim is {head_dim}; wanted an even number, RoPE turns pairs.")
+        raise UserError(f"{source}: head_dim is {head_dim}; wanted an even number, because RoPE rotates pairs.")
     if rope.freq_factors is not None and len(rope.freq_factors) != head_dim // 2:
         raise UserError(f"{source}: {len(rope.freq_factors)} RoPE frequency factors; head_dim wants {head_dim // 2}.")
     if not 1 <= rope.theta < math.inf:

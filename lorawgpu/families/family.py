@@ -1,4 +1,4 @@
-"""The record that says what a family is; one constant of it in each of the family files."""
+"""The `Family` record. Each family file defines one as `FAMILY`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from lorawgpu.families.spec import AttentionSpec, LayerSpec, MlpSpec, Norms
 
 @dataclass(frozen=True)
 class GgufNames:
-    """How a family is written in GGUF.
+    """How GGUF stores a family.
 
-    archs: values of `general.architecture`, the one to write first. layer_names: GGUF's name of a tensor below
-    `blk.N.` -> ours below `model.layers.N.`. permuted: whether q and k have their rows in the order of interleaved
-    RoPE. act: the activation, which the metadata does not name. readable: whether a base model can be read from GGUF.
+    archs: values of `general.architecture`; exports write the first. layer_names: GGUF's tensor name below `blk.N.` ->
+    ours below `model.layers.N.`. permuted: whether the rows of q and k are in the order of interleaved RoPE. act: the
+    activation, which GGUF metadata does not name. readable: whether a base model can be read from GGUF.
     """
 
     archs: tuple[str, ...]
@@ -27,12 +27,13 @@ class GgufNames:
 
 @dataclass(frozen=True)
 class Family:
-    """Everything that only this family knows.
+    """Everything specific to one family.
 
-    architectures: `model_type` of a config.json -> its class. defaults: by `model_type`, the values that transformers'
-    config class has for a missing key. norms: those of every layer. layers: reads the specs of all layers. ternary:
-    reads where BitLinear scales come from, None for a dense model. config_json: the family's own keys of a
-    config.json, for a base that came as GGUF. reads: keys that would be refused if the family did not read them.
+    architectures: `model_type` in config.json -> architecture class. defaults: by `model_type`, the defaults of
+    transformers' config class for missing keys. norms: those of every layer. layers: reads all layer specs from
+    config.json. ternary: reads where BitLinear scales come from; None for a dense model. config_json: the family's own
+    keys of the config.json that exports write for a base that came as GGUF. reads: keys that the family reads itself,
+    and that would be refused otherwise.
     """
 
     name: str
@@ -49,13 +50,13 @@ class Family:
 def equal_layers(
     count: int, *, hidden: int, heads: int, kv_heads: int, head_dim: int, width: int, act: str, rope: Rope, norms: Norms
 ) -> tuple[LayerSpec, ...]:
-    """`count` layers of one spec, with scores scaled by 1/sqrt(head_dim)."""
+    """`count` layers with the same spec, with scores scaled by 1/sqrt(head_dim)."""
     attention = AttentionSpec(heads, kv_heads, head_dim, head_dim**-0.5, rope)
     return (LayerSpec(hidden, attention, MlpSpec(width, act), norms),) * count
 
 
 def read_equal_layers(keys: Keys, norms: Norms) -> tuple[LayerSpec, ...]:
-    """The layers of a config.json whose layers are all alike."""
+    """The layer specs of a config.json whose layers are all the same."""
     heads = keys.integer("num_attention_heads")
     return equal_layers(
         keys.integer("num_hidden_layers"),

@@ -1,4 +1,4 @@
-"""Read a model's sizes and options from GGUF metadata. What is not supported is refused by name."""
+"""Read a model's sizes and options from GGUF metadata. Unsupported options are refused by name."""
 
 import math
 
@@ -31,7 +31,7 @@ UNSUPPORTED = {
 
 
 def from_gguf(file: GgufFile) -> ModelConfig:
-    """Read the metadata of an open GGUF file. Raises UserError for what is missing or not supported, by name."""
+    """Read the metadata of an open GGUF file. UserError, naming the key, if it is missing or not supported."""
     source = str(file.path)
     family = _family(file)
     heads = _integer(file, "attention.head_count")
@@ -40,10 +40,10 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     for key in ("attention.value_length", "rope.dimension_count"):
         if _integer(file, key, head_dim) != head_dim:
             name = _full(file, key)
-            raise UserError(f"{source}: {name} differs from the head size {head_dim}, which is not supported.")
+            raise UserError(f"{source}: {name} differs from the head size {head_dim}; this is not supported.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise UserError(f"{source}: tensor token_embd.weight is missing; wanted a whole model.")
+        raise UserError(f"{source}: tensor token_embd.weight is missing; wanted a complete model.")
     ends = [_token(file, key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
     layers = equal_layers(
         _integer(file, "block_count"),
@@ -77,12 +77,12 @@ def _family(file: GgufFile) -> Family:
     name = file.metadata.get("general.architecture")
     if file.metadata.get("general.type", "model") != "model":
         what = brief(file.metadata["general.type"])
-        raise UserError(f"{file.path}: general.type is {what}; wanted a model (an adapter goes beside it: --adapter).")
+        raise UserError(f"{file.path}: general.type is {what}; wanted a model (pass an adapter with --adapter).")
     if isinstance(name, str) and name.startswith("bitnet"):
         raise UserError(f"{file.path}: architecture {brief(name)} is not supported as GGUF; {BITNET_ADVICE}.")
     if not isinstance(name, str) or name not in BY_GGUF_ARCH:
         supported = ", ".join(BY_GGUF_ARCH)
-        raise UserError(f"{file.path}: architecture {brief(name)} is not supported; supported is {supported}.")
+        raise UserError(f"{file.path}: architecture {brief(name)} is not supported; wanted {supported}.")
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise UserError(f"{file.path}: is one part of a split model; join it first (llama-gguf-split --merge).")
     for key, (option, neutral) in UNSUPPORTED.items():
@@ -102,7 +102,7 @@ def _integer(file: GgufFile, key: str, default: int | None = None) -> int:
         raise UserError(f"{file.path}: metadata key {_full(file, key)} is missing.")
     if type(value) is not int or value < 1:
         raise UserError(
-            f"{file.path}: {_full(file, key)} is {brief(value)}; wanted one whole number from 1 for all layers."
+            f"{file.path}: {_full(file, key)} is {brief(value)}; wanted one whole number, at least 1, for all layers."
         )
     return value
 
@@ -124,10 +124,10 @@ def _token(file: GgufFile, key: str) -> int | None:
 
 
 def _freq_factors(file: GgufFile) -> tuple[float, ...] | None:
-    """Llama 3's RoPE scaling, which a GGUF holds as the divisor of each frequency."""
+    """Llama 3's RoPE scaling, which GGUF stores as a divisor for each frequency."""
     if ROPE_FREQS not in file.tensors:
         return None
     values, kind = file.read(ROPE_FREQS)
     if kind != "F32" or values.ndim != 1 or not (np.isfinite(values) & (values > 0)).all():
-        raise UserError(f"{file.path}: {ROPE_FREQS} is not a row of numbers above 0.")
+        raise UserError(f"{file.path}: {ROPE_FREQS} is not a vector of positive numbers.")
     return tuple(values.astype(float).tolist())

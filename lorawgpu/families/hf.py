@@ -1,7 +1,7 @@
 """Read a Hugging Face `config.json`.
 
-A value that the kernels do not compute is refused by name here, before anything is loaded: a model that
-silently runs without its sliding window trains on garbage.
+Options that the kernels do not implement are refused by name here, before anything is loaded: a model that silently
+runs without its sliding window would train on garbage.
 """
 
 from lorawgpu.errors import UserError
@@ -11,7 +11,7 @@ from lorawgpu.families.keys import Keys
 from lorawgpu.families.registry import BY_MODEL_TYPE
 from lorawgpu.files.untrusted import brief
 
-# Key -> (the option's name, the values that mean "off"). Any other value is refused by both names, unless the family
+# Key -> (the option's name, the values that mean "off"). Any other value is refused, naming both, unless the family
 # reads the key itself (`Family.reads`).
 OPTIONS = {
     "attention_bias": ("qkv_bias", (None, False)),
@@ -42,8 +42,7 @@ OPTIONS = {
 def from_hf(data: dict, source: str = "config.json") -> ModelConfig:
     """Read the contents of a `config.json`.
 
-    `source` names the file in messages. Raises UserError for a missing key, a value out of range, and anything
-    that is not supported, by name.
+    `source` names the file in messages. UserError, naming the key, if it is missing, out of range or not supported.
     """
     family, model_type = _family(data, source)
     keys = Keys(_with_defaults(data, family.defaults[model_type]), source)
@@ -71,7 +70,7 @@ def _family(data: dict, source: str) -> tuple[Family, str]:
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
         supported = ", ".join(BY_MODEL_TYPE)
-        raise UserError(f"{source}: model_type {brief(model_type)} is not supported; supported are {supported}.")
+        raise UserError(f"{source}: model_type {brief(model_type)} is not supported; wanted one of {supported}.")
     wanted = BY_MODEL_TYPE[model_type].architectures[model_type]
     names = data.get("architectures") or [wanted]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -85,7 +84,7 @@ def _family(data: dict, source: str) -> tuple[Family, str]:
 
 
 def _with_defaults(data: dict, defaults: dict) -> dict:
-    """A null setting counts as missing, except where null has a meaning of its own: no window, no grouping."""
+    """Fill in defaults. A null value counts as missing, unless null has a meaning: no window, no grouping of heads."""
     present = {key: value for key, value in data.items() if value is not None}
     nulls = {key: None for key in ("sliding_window", "num_key_value_heads") if key in data}
     return {**defaults, **nulls, **present}
@@ -100,14 +99,14 @@ def _refuse_options(keys: Keys, family: Family) -> None:
         value = data.get(key)
         if key not in family.reads and value not in neutral:
             name = key if key == option else f"{key} ({option})"
-            wanted = f"wanted {neutral[-1]!r} or no key"
+            wanted = f"wanted {neutral[-1]!r}, or no such key"
             raise UserError(f"{source}: {name} = {brief(value)} is not supported yet; {wanted}.")
 
 
 def to_hf(config: ModelConfig, family: Family, torch_dtype: str) -> dict:
-    """The `config.json` of a model with dense weights of `torch_dtype`, keys in alphabetical order.
+    """The `config.json` of a model with dense weights of `torch_dtype`, with sorted keys.
 
-    UserError for a RoPE scaling that it cannot express.
+    UserError for a RoPE scaling that config.json cannot express.
     """
     data = {
         "bos_token_id": config.bos_token_id,

@@ -1,12 +1,12 @@
-"""Strict reading of a `config.json`: every message names the file, the key, what it holds and what was wanted."""
+"""Strict reading of a `config.json`: every message names the file, the key, its value and what was wanted."""
 
 from dataclasses import dataclass
 
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief
 
-# Upper bounds that no published model comes near; they keep a hostile file from asking for endless work. That of
-# head_dim is what the attention kernels can do: ops.attention.MAX_HEAD_DIM (a test holds the two together).
+# Upper bounds far above any published model, so that a hostile file cannot demand endless work. The bound on head_dim
+# is that of the attention kernels, ops.attention.MAX_HEAD_DIM (a test compares the two).
 SIZE_LIMITS = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 17,
@@ -27,7 +27,7 @@ class Keys:
     source: str
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer from 1 to the key's limit; a missing or null one is `default`, if there is one."""
+        """An integer from 1 to the key's limit; `default`, if given, when missing or null."""
         value = self.data.get(key)
         value = default if value is None else value
         if value is None:
@@ -53,7 +53,7 @@ class Keys:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id setting (none, one, or a list) as a tuple."""
+        """Token ids (none, one, or a list) as a tuple without duplicates."""
         value = self.data.get(key)
         values = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(item) is int for item in values):
@@ -61,23 +61,21 @@ class Keys:
         return tuple(dict.fromkeys(values))
 
     def head_dim(self) -> int:
-        """`head_dim`, else `hidden_size / num_attention_heads`."""
+        """`head_dim`, or `hidden_size / num_attention_heads` if missing."""
         if "head_dim" in self.data:
             return self.integer("head_dim")
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
         if hidden % heads:
             raise UserError(
-                f"{self.source}: hidden_size {hidden} is not a multiple of num_attention_heads {heads} and head_dim is "
-                "missing."
+                f"{self.source}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim "
+                "is missing."
             )
         return hidden // heads
 
     def activation(self) -> str:
-        """`hidden_act` by the name that ops/gate.py has for it."""
+        """`hidden_act`, under its name in ops/gate.py."""
         names = {"silu": "silu", "swish": "silu", "relu2": "relu2"}
         value = self.data.get("hidden_act")
         if not isinstance(value, str) or value not in names:
-            raise UserError(
-                f"{self.source}: hidden_act (act) {brief(value)} is not supported; supported are silu and relu2."
-            )
+            raise UserError(f"{self.source}: hidden_act (act) {brief(value)} is not supported; wanted silu or relu2.")
         return names[value]

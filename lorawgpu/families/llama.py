@@ -1,4 +1,4 @@
-"""Llama, and the families of its form: SmolLM2, TinyLlama, Mistral without a sliding window, Falcon3 1.58bit."""
+"""Llama, and models of the same form: SmolLM2, TinyLlama, Mistral without a sliding window, Falcon3 1.58bit."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ GGUF = GgufNames(
 
 
 def config_json(config: ModelConfig) -> dict:
-    """The keys of a dense Llama, in the spelling that every transformers version reads."""
+    """The keys of a dense Llama, spelled so that all transformers versions can read them."""
     layer = config.layers[0]
     theta, scaling = rope_settings(layer.attention.rope, layer.attention.head_dim, config.max_position_embeddings)
     return {

@@ -1,4 +1,4 @@
-"""All families, by name, by `model_type` of a config.json and by architecture of a GGUF."""
+"""All families: by name, by config.json's `model_type`, and by GGUF architecture."""
 
 from lorawgpu.families import bitnet, llama
 from lorawgpu.families.family import Family

@@ -1,4 +1,4 @@
-"""Rotary position embedding: its frequencies, and how `config.json` spells them."""
+"""Rotary position embedding: frequencies, and their form in `config.json`."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_po
 class Rope:
     """Rotary position embedding. `kind`: `default`, or `llama3` (long wavelengths stretched by `factor`).
 
-    `freq_factors` (GGUF's `rope_freqs.weight`, HD/2 values) divides each frequency; a GGUF of a `llama3`
-    model carries the stretching in that form.
+    `freq_factors` (GGUF's `rope_freqs.weight`, HD/2 values) divides each frequency; GGUF stores the stretching of a
+    `llama3` model in this form.
     """
 
     theta: float
@@ -29,23 +29,23 @@ class Rope:
     freq_factors: tuple[float, ...] | None = None
 
     def inv_freq(self, head_dim: int) -> np.ndarray:
-        """Angular frequency of each pair, float64 `[HD/2]`: `theta^(-2i/HD)`, then the scaling.
+        """Angular frequency of each pair, float64 `[HD/2]`: `theta^(-2i/HD)`, then scaled.
 
-        `llama3` as in transformers' `_compute_llama3_parameters`: a wavelength above `original/low` is
-        stretched by `factor`, one below `original/high` is kept, and between them the two are blended.
+        `llama3` is transformers' `_compute_llama3_parameters`: wavelengths above `original/low` are stretched by
+        `factor`, those below `original/high` are kept, and those in between are blended.
         """
         inv = self.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
         if self.freq_factors is not None:
             inv = inv / np.asarray(self.freq_factors, dtype=np.float64)
         if self.kind != "llama3":
             return inv
-        turns = self.original_max_position_embeddings * inv / (2 * math.pi)  # turns over the original context
+        turns = self.original_max_position_embeddings * inv / (2 * math.pi)  # rotations over the original context
         blend = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
         return (1 - blend) * inv / self.factor + blend * inv
 
 
 def read_rope(keys: Keys) -> Rope:
-    """Both spellings: `rope_parameters`, or `rope_theta` next to `rope_scaling`. The first wins, as in transformers."""
+    """Read `rope_parameters`, or else `rope_theta` and `rope_scaling`; the first wins, as in transformers."""
     data, source = keys.data, keys.source
     spelling = "rope_parameters" if data.get("rope_parameters") else "rope_scaling"
     settings = data.get(spelling) or {}
@@ -61,7 +61,7 @@ def read_rope(keys: Keys) -> Rope:
     if kind == "default":
         return Rope(theta)
     if kind != "llama3":
-        raise UserError(f"{inner.source}: rope_type {brief(kind)} is not supported; supported are default and llama3.")
+        raise UserError(f"{inner.source}: rope_type {brief(kind)} is not supported; wanted default or llama3.")
     low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
     if low >= high:
         raise UserError(f"{inner.source}: low_freq_factor {low} is not below high_freq_factor {high}.")
@@ -71,10 +71,10 @@ def read_rope(keys: Keys) -> Rope:
 
 
 def rope_settings(rope: Rope, head_dim: int, max_positions: int) -> tuple[float, dict | None]:
-    """`rope_theta` and `rope_scaling` of a `config.json`.
+    """`rope_theta` and `rope_scaling` for a `config.json`.
 
-    A GGUF holds Llama 3's scaling as one factor per frequency, so its settings are found by trying.
-    UserError when no Llama 3 scaling makes these factors.
+    GGUF stores Llama 3's scaling as one factor per frequency, so its settings are found by trial. UserError if no
+    Llama 3 scaling gives these factors.
     """
     if rope.kind == "llama3":
         return rope.theta, {"rope_type": "llama3"} | {name: getattr(rope, name) for name in LLAMA3_KEYS}
@@ -86,6 +86,6 @@ def rope_settings(rope: Rope, head_dim: int, max_positions: int) -> tuple[float,
         if np.allclose(candidate.inv_freq(head_dim), rope.inv_freq(head_dim), rtol=1e-5, atol=0):
             return rope_settings(candidate, head_dim, max_positions)
     raise UserError(
-        "the GGUF's rope_freqs.weight is not a Llama 3 scaling, so config.json cannot express it; merge into the "
-        "model's Hugging Face folder instead"
+        "the GGUF's rope_freqs.weight is not a Llama 3 scaling, so config.json cannot express it; use the model's "
+        "Hugging Face folder as the base instead"
     )

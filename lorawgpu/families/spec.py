@@ -1,6 +1,6 @@
-"""What one layer is: its two mixers, its norms by role, and the shapes of its linear layers.
+"""The spec of one layer: its two mixers, its norms by role, and the shapes of its linear layers.
 
-Both halves of a layer have one form, and the walks (`model/`, `backward/`) read nothing else about them:
+Both halves of a layer have the same form, and forward, backward and decoding read only its spec:
 
     x += [out norm]( DOWN( [sub norm]( mixer( UP( in norm( x ) ) ) ) ) )       mixer: attention, or the gated MLP
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from lorawgpu.families.rope import Rope
 
-# The linear layers that share an input are one fused matrix on the GPU; paths below `model.layers.N.`.
+# Linear layers that share an input are one fused matrix on the GPU. Paths are below `model.layers.N.`.
 GROUPS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
@@ -20,7 +20,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Sizes and options of a layer's attention; `scale` multiplies the scores."""
+    """Sizes and options of attention. `scale` multiplies the scores."""
 
     heads: int
     kv_heads: int
@@ -47,10 +47,10 @@ class MlpSpec:
 
 @dataclass(frozen=True)
 class Norms:
-    """The checkpoint's path, below `model.layers.N.`, of each norm by its role; None: the layer has no such norm.
+    """Norms by role: the checkpoint's path below `model.layers.N.`, or None if the layer has no such norm.
 
-    in: before the first projection of a half; out: after its last one, before the residual add; sub: between the
-    mixer and the last projection; q, k: of each head, before RoPE.
+    in: before UP; out: after DOWN, before the residual add; sub: between mixer and DOWN; q, k: on each head, before
+    RoPE.
     """
 
     attn_in: str = "input_layernorm"
@@ -67,7 +67,7 @@ class Norms:
             raise ValueError("a layer has norms of both q and k, or of neither")
 
     def paths(self) -> dict[str, str]:
-        """Those that the layer has: role -> path."""
+        """Role -> path, for the norms that the layer has."""
         return {f.name: path for f in fields(self) if (path := getattr(self, f.name))}
 
 
@@ -81,7 +81,7 @@ class LayerSpec:
     norms: Norms = Norms()
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """`[out, in]` of the linear layers by their path below `model.layers.N.`, in forward order."""
+        """`[out, in]` of the linear layers by path below `model.layers.N.`, in forward order."""
         c, q, kv, i = self.hidden, self.attention.q_width, self.attention.kv_width, self.mlp.width
         return {
             "self_attn.q_proj": (q, c),
@@ -99,5 +99,5 @@ class LayerSpec:
         return widths.get(role, self.hidden)
 
     def norm_shapes(self) -> dict[str, tuple[int]]:
-        """Shapes of the norms by their path below `model.layers.N.`."""
+        """Shapes of the norms by path below `model.layers.N.`."""
         return {path: (self.norm_width(role),) for role, path in self.norms.paths().items()}

@@ -1,12 +1,12 @@
-"""The facts about a device that ops may choose and compile kernels by."""
+"""The facts about a device that may decide which kernels an op picks and how it compiles them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Ops read these instead of the adapter's name or type, so that equal devices get equal kernels."""
+    """Ops read these, never the adapter's name or type, so that equal devices get equal kernels."""
 
-    software: bool  # the adapter runs on the CPU: it takes seconds to compile unrolled code, which runs no faster
+    software: bool  # runs on the CPU: unrolled code takes seconds to compile there and is not faster
     workgroup_memory: int  # bytes
-    features: frozenset  # wgpu's names of those granted
+    features: frozenset  # granted features, by wgpu's names

@@ -1,4 +1,4 @@
-"""Choose an adapter, ask it for exactly what the kernels use, and hand out buffers that are counted."""
+"""Choose an adapter, request exactly the limits that the kernels need, and allocate buffers while counting bytes."""
 
 import os
 import tempfile
@@ -12,8 +12,8 @@ from lorawgpu.errors import DeviceError, UserError
 from lorawgpu.gpu.capabilities import Capabilities
 from lorawgpu.gpu.tensor import DTYPES, Tensor
 
-# WebGPU's guaranteed limits: every kernel is planned within these. All are named, because wgpu-py would ask for the
-# adapter's maximum of any that is not.
+# WebGPU's guaranteed limits; every kernel stays within them. All are named, because wgpu-py requests the adapter's
+# maximum for any limit that is left out.
 DEFAULT_LIMITS = {
     "max-bind-groups": 4,
     "max-compute-invocations-per-workgroup": 256,
@@ -30,15 +30,15 @@ DEFAULT_LIMITS = {
     "max-storage-buffer-binding-size": 128 << 20,
     "max-buffer-size": 256 << 20,
 }
-# Larger matrices need fewer splits, so these two follow the adapter.
+# These two follow the adapter: with larger bindings, large matrices are cut into fewer parts.
 ADAPTER_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size")
 OPTIONAL_FEATURES = ("timestamp-query",)
-CURES = {  # of a buffer that is too large, by its kind
+REMEDIES = {  # what to do about a buffer that is too large, by its kind
     **dict.fromkeys(("activations", "step"), "lower sequence_len or micro_batch_size"),
     **dict.fromkeys(("adapter", "optimizer"), "lower lora_r, or name fewer lora_target_modules"),
     "kv cache": "shorten the context",
 }
-BINDING_CEILING = (2 << 30) - 4  # naga indexes in u32 bytes; some drivers misbehave beyond
+BINDING_CEILING = (2 << 30) - 4  # naga computes byte offsets in u32, and some drivers misbehave beyond this
 
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 UNIFORM = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
@@ -51,14 +51,14 @@ INSTALL_HINT = (
 
 
 def list_adapters() -> list:
-    """Every adapter that can run compute, best first: discrete, integrated, then CPU. OpenGL ones are left out."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # else Mesa writes a complaint for each adapter
+    """All adapters that can run compute, best first: discrete, integrated, CPU. OpenGL adapters are left out."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # otherwise Mesa prints a warning per adapter
     found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
     return sorted(found, key=lambda a: _RANK.get(a.info["adapter_type"], 2))
 
 
 def choose_adapter(choice: str, adapters: list):
-    """(adapter, reason) for `auto|cpu|gpu|INDEX|NAME`. UserError when nothing fits."""
+    """(adapter, reason) for `auto|cpu|gpu|INDEX|NAME`. UserError if no adapter matches."""
     names = [
         f"{i}: {a.info['device']} ({a.info['adapter_type']}, {a.info['backend_type']})" for i, a in enumerate(adapters)
     ]
@@ -67,11 +67,7 @@ def choose_adapter(choice: str, adapters: list):
     if not adapters:
         raise UserError(f"no GPU adapter found: {INSTALL_HINT}")
     if choice == "auto":
-        note = (
-            "no GPU was found, this is the CPU: expect it to be slow"
-            if is_cpu[0]
-            else "the best of " + str(len(adapters))
-        )
+        note = "no GPU found, using the CPU, which is slow" if is_cpu[0] else f"the best of {len(adapters)}"
         return adapters[0], f"device auto: {note}"
     if choice in ("cpu", "gpu"):
         for adapter, cpu in zip(adapters, is_cpu, strict=True):
@@ -81,7 +77,7 @@ def choose_adapter(choice: str, adapters: list):
     if choice.isdecimal():
         if int(choice) < len(adapters):
             return adapters[int(choice)], f"device {choice}"
-        raise UserError(f"device {choice!r}: there is no adapter with that index; found\n  {listing}")
+        raise UserError(f"device {choice!r}: no adapter has that index; found\n  {listing}")
     for adapter in adapters:
         if choice.lower() in adapter.info["device"].lower():
             return adapter, f"device name contains {choice!r}"
@@ -90,7 +86,7 @@ def choose_adapter(choice: str, adapters: list):
 
 @contextmanager
 def device_errors():
-    """Turn what wgpu raises in here (a lost device, memory that ran out, a validation error) into a DeviceError."""
+    """Turn wgpu's errors (lost device, out of memory, validation) inside the block into a DeviceError."""
     try:
         yield
     except wgpu.GPUOutOfMemoryError as error:
@@ -102,13 +98,13 @@ def device_errors():
 
 @dataclass
 class Memory:
-    """GPU bytes handed out so far, by kind: while a run lasts nothing is given back."""
+    """GPU bytes allocated so far, by kind. Nothing is freed during a run."""
 
     budget: int | None = None
     held: dict = field(default_factory=dict)
 
     def check(self, nbytes: int, label: str):
-        """DeviceError when so many more bytes are beyond the budget."""
+        """DeviceError if `nbytes` more would exceed the budget."""
         if self.budget is not None and self.total + nbytes > self.budget:
             raise DeviceError(
                 f"out of GPU memory: {label} needs {nbytes:,} bytes, {self.total:,} of {self.budget:,} are in use"
@@ -123,9 +119,9 @@ class Memory:
 
 
 class Device:
-    """A wgpu device with its limits, its memory account and uploads and downloads of tensors."""
+    """A wgpu device with its limits and memory account; uploads and downloads tensors."""
 
-    dry = False  # dry.DryDevice allocates nothing
+    dry = False  # True for a DryDevice, which allocates nothing
 
     def __init__(self, adapter, reason: str, limits: dict, budget: int | None = None):
         self.adapter, self.reason, self.limits = adapter, reason, limits
@@ -161,16 +157,16 @@ class Device:
 
     @property
     def max_binding(self) -> int:
-        """Bytes one binding may span, a multiple of 256."""
+        """Most bytes in one binding, a multiple of 256."""
         return min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"]) // 256 * 256
 
     def buffer(self, nbytes: int, label: str, kind: str, usage=STORAGE):
-        """A zeroed buffer. DeviceError when the budget or the card is exhausted, naming `label`."""
+        """A zeroed buffer. DeviceError, naming `label`, if the budget or GPU memory is exhausted."""
         nbytes = max(nbytes, 16)
         if nbytes > self.limits["max-buffer-size"]:
             raise DeviceError(
                 f"{label} needs a buffer of {nbytes:,} bytes; {self.name} allows "
-                f"{self.limits['max-buffer-size']:,}: {CURES.get(kind, 'take a smaller model or another device')}"
+                f"{self.limits['max-buffer-size']:,}: {REMEDIES.get(kind, 'use a smaller model or another device')}"
             )
         self.memory.check(nbytes, label)
         buffer = self._create(nbytes, label, usage)
@@ -189,11 +185,11 @@ class Device:
         return Tensor(self.buffer(t.nbytes, label, kind), t.shape, dtype, 0, label)
 
     def uniform(self, words: int, label: str, kind: str) -> Tensor:
-        """A zeroed uniform of so many u32 words, in a buffer of its own."""
+        """A zeroed uniform of `words` u32 words, in a buffer of its own."""
         return Tensor(self.buffer(4 * words, label, kind, UNIFORM), (words,), "u32", 0, label)
 
     def upload(self, array: np.ndarray, dtype=None, label="", kind="other") -> Tensor:
-        """A tensor holding `array`; the dtype follows the array's unless given (bf16 travels as uint16)."""
+        """A new tensor holding `array`. The dtype is the array's unless given (bf16 comes as uint16)."""
         dtype = dtype or next(k for k, v in DTYPES.items() if np.dtype(v) == array.dtype)
         t = self.tensor(array.shape, dtype, label, kind)
         self.write(t, array)
@@ -206,7 +202,7 @@ class Device:
         self.write_at(tensor, 0, array)
 
     def write_at(self, tensor: Tensor, start: int, array: np.ndarray):
-        """Copy `array` (same item size) into the elements of `tensor` from number `start` on, a multiple of 4 bytes."""
+        """Copy `array` (same item size) into `tensor` from element `start` on, at a multiple of 4 bytes."""
         array = np.ascontiguousarray(array)
         want = np.dtype(DTYPES[tensor.dtype])
         if array.dtype.itemsize != want.itemsize or not 0 <= start <= tensor.size - array.size:
@@ -219,40 +215,41 @@ class Device:
         self.queue.write_buffer(tensor.buffer, tensor.offset + start * want.itemsize, data)
 
     def submit(self, commands):
-        """Start what `Plan.encode` returned. It does not wait."""
+        """Submit the commands of `Plan.encode`. Does not wait."""
         self.queue.submit([commands])
 
     def read(self, tensor: Tensor) -> np.ndarray:
-        """A copy of `tensor` on the host; waits for all work submitted before."""
+        """A copy of `tensor` on the host. Waits for all work submitted before."""
         raw = self.queue.read_buffer(tensor.buffer, tensor.offset, tensor.nbytes)
         dtype = DTYPES[tensor.dtype]
         return np.frombuffer(raw, dtype)[: tensor.size].reshape(tensor.shape).copy()
 
     def wait(self):
-        """Block until everything submitted so far is done."""
-        # A read-back waits for the queue; wgpu-py 0.32's on_submitted_work_done does not match its wgpu-native.
+        """Wait until everything submitted so far is done."""
+        # A readback waits for the queue; on_submitted_work_done of wgpu-py 0.32 does not match its wgpu-native.
         self.queue.read_buffer(self._fence)
 
 
 def open_device(
     choice: str | None = None, limits: str | None = None, budget: int | None = None, kind: type[Device] = Device
 ) -> Device:
-    """Open the adapter that `choice` (else LORAWGPU_DEVICE, else "auto") names.
+    """Open the adapter named by `choice`, else by LORAWGPU_DEVICE, else "auto".
 
-    `limits="webgpu"` (or LORAWGPU_LIMITS=webgpu) asks for WebGPU's defaults only, to see what a small device sees.
-    `budget` caps the GPU bytes handed out.
+    `limits="webgpu"` (or LORAWGPU_LIMITS=webgpu) requests only WebGPU's default limits, to behave as a small device
+    does. `budget` caps the GPU bytes allocated. UserError if no adapter matches; DeviceError if the driver refuses.
     """
-    named = os.environ.get("LORAWGPU_DEVICE")
+    from_environment = os.environ.get("LORAWGPU_DEVICE")
     mode = limits or os.environ.get("LORAWGPU_LIMITS") or "adapter"
     if mode not in ("adapter", "webgpu"):
         raise UserError(f"LORAWGPU_LIMITS={mode!r}: want adapter or webgpu")
     adapters = list_adapters()
     try:
-        adapter, reason = choose_adapter(choice or named or "auto", adapters)
+        adapter, reason = choose_adapter(choice or from_environment or "auto", adapters)
     except UserError as error:
-        from_environment = named and not choice and adapters
-        raise UserError(f"LORAWGPU_DEVICE: {error}") if from_environment else error from None
-    asked = dict(DEFAULT_LIMITS)
+        if from_environment and not choice and adapters:
+            error = UserError(f"LORAWGPU_DEVICE: {error}")
+        raise error from None
+    requested = dict(DEFAULT_LIMITS)
     if mode == "adapter":
-        asked.update({k: min(int(adapter.limits[k]), BINDING_CEILING) for k in ADAPTER_LIMITS})
-    return kind(adapter, reason, asked, budget)
+        requested.update({k: min(int(adapter.limits[k]), BINDING_CEILING) for k in ADAPTER_LIMITS})
+    return kind(adapter, reason, requested, budget)

@@ -1,4 +1,4 @@
-"""A device that counts what it is asked for and allocates nothing: to know what a run needs before it starts."""
+"""A device that only counts allocations, to find out what a run needs before it starts."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -20,10 +20,10 @@ class DryBuffer:
 
 
 class DryDevice(Device):
-    """The limits and the name of an adapter, with its memory account. Buffers are promises, pipelines compile nothing.
+    """An adapter's limits and name, and a memory account. It allocates no buffer and compiles no pipeline.
 
-    Plans can be recorded on it with everything checked that is checked before the driver sees it; running one, or
-    reading a tensor, is an error.
+    Plans can be recorded on it, with every check that does not need the driver. Running a plan or reading a tensor is
+    an error.
     """
 
     dry = True
@@ -36,7 +36,7 @@ class DryDevice(Device):
 
 
 class DryHandle:
-    """What recording asks of wgpu."""
+    """Stands for the wgpu device and pipeline, with the calls that recording makes."""
 
     def create_shader_module(self, label: str, code: str) -> None:
         pass
@@ -52,14 +52,14 @@ class DryHandle:
 
 
 class DryQueue:
-    """Writes go nowhere."""
+    """Discards writes."""
 
     def write_buffer(self, buffer: DryBuffer, offset: int, data) -> None:
         pass
 
 
 def open_dry_device(choice: str | None = None, limits: str | None = None, budget: int | None = None) -> DryDevice:
-    """As `open_device`, for a device that only counts; where there is no adapter at all, one of WebGPU's limits."""
+    """Like `open_device`, for a device that only counts. Without any adapter, it has WebGPU's guaranteed limits."""
     if not list_adapters():
         return DryDevice(NO_ADAPTER, "planned with the limits that WebGPU guarantees", dict(DEFAULT_LIMITS), budget)
     return open_device(choice, limits, budget, kind=DryDevice)

@@ -1,9 +1,9 @@
 """Load a shader, specialize it strictly, and keep one pipeline per specialization.
 
-A kernel is a file `shaders/<stem>.wgsl`, or `<stem>.wgsl.j2` where a template unrolls it or picks its snippets; a
+A kernel is a file `shaders/<stem>.wgsl`, or `<stem>.wgsl.j2` if a template unrolls it or picks its snippets; a
 template may import macros from `common/<name>.wgsl.j2`. `// uses: common/<name>.wgsl` appends a shared snippet after
-the main file. A directive of a snippet (`enable f16;`) goes to the top of all, as WGSL demands. Line numbers in a
-driver's message stay those of the main file.
+the main file, so line numbers in a driver's message are those of the main file. A snippet's directive (`enable f16;`)
+moves to the top of the code, as WGSL requires.
 """
 
 import re
@@ -36,22 +36,22 @@ def _read(name: str) -> str:
 
 @cache
 def _wanted(name: str) -> frozenset:
-    """The values that a template and the templates it imports leave to the caller."""
+    """The variables that the caller of a template must supply, those of imported templates included."""
     tree = _ENV.parse(_read(name))
     imported = (_wanted(other) for other in jinja2.meta.find_referenced_templates(tree))
     return frozenset(jinja2.meta.find_undeclared_variables(tree)).union(*imported)
 
 
 def load(stem: str, template: tuple = ()) -> str:
-    """WGSL of `stem` with its snippets appended. ValueError for a template value that is missing or not used."""
+    """WGSL of `stem` with its snippets appended. ValueError if a template value is missing or unused."""
     if (SHADERS / f"{stem}.wgsl").exists():
         if template:
-            raise ValueError(f"{stem}.wgsl is no template, yet was given {dict(template)}")
+            raise ValueError(f"{stem}.wgsl is not a template, but got template values {dict(template)}")
         code = _read(f"{stem}.wgsl")
     else:
         name = f"{stem}.wgsl.j2"
-        if (wanted := _wanted(name)) != (given := {k for k, _ in template}):
-            raise ValueError(f"{name} wants {sorted(wanted)}, got {sorted(given)}")
+        if (wanted := _wanted(name)) != (got := {k for k, _ in template}):
+            raise ValueError(f"{name} wants {sorted(wanted)}, got {sorted(got)}")
         code = _ENV.get_template(name).render(dict(template))
     seen, queue = set(), _USES.findall(code)
     while queue:
@@ -63,7 +63,7 @@ def load(stem: str, template: tuple = ()) -> str:
 
 
 def _directives_first(code: str) -> str:
-    """Each directive once and before everything else, on the first line: no line moves."""
+    """Move each directive, once, to the start of the first line, so that no line number changes."""
     found = dict.fromkeys(_DIRECTIVE.findall(code))
     return " ".join([*found, _DIRECTIVE.sub("", code)]) if found else code
 
@@ -78,7 +78,7 @@ class Kernel:
     fields: tuple
 
     def pack(self, params: dict) -> bytes:
-        """Params as the shader lays them out. ValueError for a field that is missing or unknown."""
+        """Params as the shader lays them out. ValueError if a field is missing or unknown."""
         if params.keys() != {n for n, _ in self.fields}:
             raise ValueError(f"{self.label}: Params has {[n for n, _ in self.fields]}, got {sorted(params)}")
         codes = {"u32": "I", "i32": "i", "f32": "f"}
@@ -86,7 +86,7 @@ class Kernel:
 
 
 class KernelCache:
-    """Compiles kernels on first use; one shader module per file and template, one pipeline per specialization."""
+    """Compiles kernels on first use: one shader module per file and template, one pipeline per specialization."""
 
     def __init__(self, device):
         self.device, self._kernels, self._modules = device, {}, {}

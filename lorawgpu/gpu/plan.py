@@ -1,6 +1,6 @@
-"""A Plan is ordered lists of dispatches, built once per shape and replayed every step.
+"""A Plan holds ordered lists of dispatches, recorded once per shape and replayed every step.
 
-Nothing is created while it runs: pipelines, bind groups and the uniforms of each record are baked when it is recorded.
+A replay creates nothing: pipelines, bind groups and uniforms are made while recording.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,15 +13,17 @@ from lorawgpu.errors import DeviceError
 from lorawgpu.gpu.kernel import KernelCache
 from lorawgpu.gpu.tensor import Tensor
 
-SLOT = 256  # uniform offset alignment
+SLOT = 256  # bytes; WebGPU's alignment of uniform offsets
 UNIFORMS = 64 << 10  # bytes of one uniform buffer
-RECORDS_PER_SUBMIT = 256  # the GPU starts on the first while Python encodes the rest
+RECORDS_PER_SUBMIT = 256  # few enough that the GPU starts early, while Python encodes the rest
 
 
 @dataclass(frozen=True)
 class Record:
-    """One dispatch. `flops` (attention's: at most, for one sequence in all rows) split submits and rate the kernel, as
-    do `nbytes`, what it moves at least."""
+    """One dispatch. Submits are split by `flops`, kernels rated by `flops` and `nbytes`, the least they must move.
+
+    For attention, `flops` is an upper bound: one sequence that fills all rows.
+    """
 
     label: str
     pipeline: object
@@ -32,8 +34,11 @@ class Record:
 
 
 def dispatch(compute, record: Record):
-    """Encode one dispatch, past wgpu-py's checks: the record was checked when it was made, and an error of wgpu's own
-    is raised when the commands are finished. Half the time, which a small model on a fast GPU would wait for."""
+    """Encode one dispatch, bypassing wgpu-py's checks.
+
+    The record was checked when it was made, and wgpu's own errors are raised when the encoder finishes. This halves the
+    encoding time, on which a small model on a fast GPU would otherwise wait.
+    """
     handle = compute._internal
     lib.wgpuComputePassEncoderSetPipeline(handle, record.pipeline._internal)
     lib.wgpuComputePassEncoderSetBindGroup(handle, 0, record.group._internal, 0, ffi.NULL)
@@ -59,20 +64,20 @@ class Uniforms:
 
 
 class Plan:
-    """Named sections of records. `with plan.section("forward"): ops...` appends; `plan.run("forward")` replays."""
+    """Named sections of records. `with plan.section("forward"):` appends to one, `plan.run("forward")` replays it."""
 
     def __init__(self, device, kernels: KernelCache | None = None, flops_per_submit: float = float("inf")):
         self.device, self.kernels = device, kernels or KernelCache(device)
         self.uniforms = Uniforms(device)
         self.sections, self._current, self._scope = {}, None, []
         self.flops_per_submit = flops_per_submit
-        self.begin_pass = lambda encoder: encoder.begin_compute_pass()  # a `profile.Clock` puts its own here
+        self.begin_pass = lambda encoder: encoder.begin_compute_pass()  # a `profile.Clock` replaces this
 
     def section(self, name: str) -> "_Section":
         return _Section(self, name)
 
     def scope(self, name: str) -> "_Scope":
-        """Prefix the labels of records with `name`, so that errors and profiles say which layer they mean."""
+        """Prefix the labels of records with `name`, so that errors and profiles name the layer."""
         return _Scope(self, name)
 
     def record(
@@ -80,9 +85,9 @@ class Plan:
     ):
         """Append one dispatch of `stem:entry` over `grid` workgroups.
 
-        `tensors` are bound by the shader's names: exactly those that the entry point uses. ValueError otherwise;
-        DeviceError for more workgroups or a larger binding than the device allows.
-        `nbytes`: what it moves at least, where that is not all of them.
+        `tensors` are bound by their names in the shader and must be exactly those that the entry point uses; otherwise
+        ValueError. DeviceError for more workgroups or a larger binding than the device allows.
+        `nbytes`: the least it must move, if not all bytes of `tensors`.
         """
         kernel = self.kernels.get(stem, entry, overrides or {}, template or {})
         label = "/".join([*self._scope, f"{stem}:{entry}"])
@@ -107,18 +112,20 @@ class Plan:
         self.sections[self._current].append(Record(label, kernel.pipeline, group, grid, flops, nbytes))
 
     def _check_limits(self, label: str, grid: tuple, tensors: dict):
-        device, most = self.device, self.device.max_binding
+        device, max_binding = self.device, self.device.max_binding
         if max(grid) > (limit := device.limits["max-compute-workgroups-per-dimension"]):
             raise DeviceError(f"{label} needs {grid} workgroups; {device.name} allows {limit:,} per dimension")
         for name, tensor in tensors.items():
-            if (size := tensor.nbytes) > most:
-                raise DeviceError(f"{label} binds {name}, {size:,} bytes, at once; {device.name} allows {most:,}")
+            if (size := tensor.nbytes) > max_binding:
+                raise DeviceError(
+                    f"{label} binds {name}, {size:,} bytes, at once; {device.name} allows {max_binding:,}"
+                )
 
     def clear(self, tensor: Tensor):
-        """Append a fill of `tensor` (of 4-byte elements) with zeros, a binding at a time."""
-        most = self.device.max_binding // 4
-        for start in range(0, tensor.size, most):
-            count = min(most, tensor.size - start)
+        """Append dispatches that fill `tensor` (4-byte elements) with zeros, at most a binding each."""
+        limit = self.device.max_binding // 4
+        for start in range(0, tensor.size, limit):
+            count = min(limit, tensor.size - start)
             groups = -(-count // 256)
             x = min(groups, 32768)
             params = {"count": count, "stride": x * 256}
@@ -130,7 +137,7 @@ class Plan:
             self.device.submit(self.encode(records))
 
     def encode(self, records: Iterable[Record]):
-        """The commands of one submit: `records`, of any plan of this device, in one pass."""
+        """Encode `records`, from any plans of this device, as one compute pass: the commands of one submit."""
         encoder = self.device.wgpu.create_command_encoder()
         compute = self.begin_pass(encoder)
         for record in records:
@@ -139,7 +146,7 @@ class Plan:
         return encoder.finish()
 
     def _submits(self, names: Iterable[str]) -> Iterator[list[Record]]:
-        """The records of sections, cut into the lists that one submit holds; none is empty."""
+        """Split the records of sections into one list per submit. No list is empty."""
         records, flops = [], 0.0
         for record in (record for name in names for record in self.sections[name]):
             if records and (flops + record.flops > self.flops_per_submit or len(records) >= RECORDS_PER_SUBMIT):

@@ -1,4 +1,4 @@
-"""GPU time, from timestamps: of each record of a plan alone, and how long the GPU was busy while plans ran."""
+"""GPU time from timestamps: for each record of a plan, and how long the GPU was busy while plans ran."""
 
 from collections import defaultdict
 
@@ -6,14 +6,14 @@ import numpy as np
 import wgpu
 from wgpu.backends.wgpu_native import lib
 
-BATCH = 1024  # records measured between two read-backs: a query set holds 4096 stamps
+BATCH = 1024  # records measured per readback; a query set holds 4096 timestamps
 
 
 def profile(plan, names: list) -> dict:
-    """Seconds of GPU time by kind of record over sections `names`: {kind: (seconds, count, flops, bytes)}.
+    """GPU time of the sections `names` by kind of record: {kind: (seconds, count, flops, bytes)}.
 
-    A kind is the label without the layer: "gate_up/matmul:main". Each record runs in a pass of its own, so the total is
-    above that of a plain run by the gaps between passes. Empty without timestamp queries.
+    A kind is the label without the layer: "gate_up/matmul:main". Each record runs in a pass of its own, so the total
+    exceeds that of a normal run by the gaps between passes. Empty if the device has no timestamp queries.
     """
     device = plan.device
     if "timestamp-query" not in device.capabilities.features:
@@ -41,24 +41,24 @@ class _Stamps:
         self.buffer = device.wgpu.create_buffer(size=2 * BATCH * 8, usage=usage)
 
     def begin_pass(self, encoder, i: int):
-        """A compute pass that stamps its begin and end as the i-th pair."""
+        """A compute pass that writes its begin and end as the i-th pair."""
         writes = {"beginning_of_pass_write_index": 2 * i, "end_of_pass_write_index": 2 * i + 1}
         return encoder.begin_compute_pass(timestamp_writes={"query_set": self.queries, **writes})
 
     def read(self, count: int) -> np.ndarray:
-        """Begin and end of the first `count` passes, seconds from the first on: float64 [count, 2]. Waits."""
+        """Begin and end of the first `count` passes in seconds since the first began: float64 [count, 2]. Waits."""
         encoder = self.device.wgpu.create_command_encoder()
         encoder.resolve_query_set(self.queries, 0, 2 * count, self.buffer, 0)
         self.device.queue.submit([encoder.finish()])
         ticks = np.frombuffer(self.device.queue.read_buffer(self.buffer), np.uint64)[: 2 * count].astype(np.int64)
-        period = lib.wgpuQueueGetTimestampPeriod(self.device.queue._internal)  # nanoseconds a tick: not 1 everywhere
+        period = lib.wgpuQueueGetTimestampPeriod(self.device.queue._internal)  # nanoseconds per tick, not always 1
         return (ticks - ticks[:1]).reshape(-1, 2) * (period * 1e-9)
 
 
 class Clock:
-    """Measures how long the GPU is busy with the passes of `plans`, at most BATCH of them, until `busy` is called.
+    """Measures how long the GPU is busy with passes of `plans`, at most BATCH passes, until `busy` is called.
 
-    ValueError where the device has no timestamp queries.
+    ValueError if the device has no timestamp queries.
     """
 
     def __init__(self, plans: list):
@@ -75,7 +75,7 @@ class Clock:
         return self._stamps.begin_pass(encoder, self.count - 1)
 
     def busy(self) -> tuple[float, float]:
-        """Seconds that the GPU worked, and seconds from its first pass to the end of its last. Ends the measurement."""
+        """(seconds the GPU was busy, seconds from the first pass to the end of the last). Ends the measurement."""
         for plan, outer in zip(self.plans, self._outer, strict=True):
             plan.begin_pass = outer
         spans = self._stamps.read(self.count)

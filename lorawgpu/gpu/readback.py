@@ -1,4 +1,4 @@
-"""Reading back a few submits late, so that nobody waits for the GPU."""
+"""Read tensors back a few submits late, without waiting for the GPU."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import wgpu
 from lorawgpu.gpu.device import Device
 from lorawgpu.gpu.tensor import Tensor
 
-MAP_ALIGN = 8  # bytes: WebGPU maps multiples of eight
+MAP_ALIGN = 8  # bytes; WebGPU maps multiples of this
 
 
 class Readback:
-    """Up to `depth` copies of `tensors` (4-byte elements) under way at once, each in a mapped buffer of its own.
+    """Up to `depth` copies of `tensors` (4-byte elements) in flight, each in its own mapped buffer.
 
-    `push` orders a copy behind what was submitted so far; `pop` hands out the oldest one.
+    `push` queues a copy after everything submitted so far; `pop` returns the oldest copy.
     """
 
     def __init__(self, device: Device, tensors: Sequence[Tensor], depth: int, label: str):
@@ -26,7 +26,7 @@ class Readback:
         self._waiting = deque()
 
     def __len__(self) -> int:
-        """Copies under way."""
+        """Copies in flight."""
         return len(self._waiting)
 
     @property
@@ -34,7 +34,7 @@ class Readback:
         return not self._free
 
     def push(self) -> None:
-        """Order a copy. IndexError when `depth` of them are under way."""
+        """Queue a copy. IndexError if `depth` copies are in flight."""
         buffer, offset = self._free.popleft(), 0
         encoder = self.device.wgpu.create_command_encoder()
         for tensor in self.tensors:
@@ -44,7 +44,7 @@ class Readback:
         self._waiting.append((buffer, buffer.map_async("READ_NOSYNC")))
 
     def pop(self) -> list[np.ndarray]:
-        """The oldest copy, uint32 words for each tensor; waits until it is there."""
+        """The oldest copy: uint32 words for each tensor. Waits until it has arrived."""
         buffer, mapped = self._waiting.popleft()
         mapped.sync_wait()
         words = np.frombuffer(buffer.read_mapped(), np.uint32)

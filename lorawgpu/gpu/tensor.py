@@ -5,10 +5,10 @@ from math import prod
 
 import numpy as np
 
-# Storage dtypes. "u8x4" style packings are plain u32 here: the shader that reads them knows the layout.
+# Storage dtypes. Packed formats are plain u32 here; the shader that reads them knows the layout.
 DTYPES = {"f32": np.float32, "u32": np.uint32, "i32": np.int32, "f16": np.float16, "bf16": np.uint16}
-ALIGN = 256  # WebGPU's storage offset alignment
-PAD = 16  # widths are padded to this many elements; the padding of every row holds zeros
+ALIGN = 256  # bytes; WebGPU's alignment of storage offsets
+PAD = 16  # elements; rows are padded with zeros to a multiple of this
 
 
 def padded(width: int, multiple: int = PAD) -> int:
@@ -18,9 +18,9 @@ def padded(width: int, multiple: int = PAD) -> int:
 
 @dataclass(frozen=True)
 class Tensor:
-    """`shape` elements of `dtype` in `buffer` from byte `offset` (a multiple of 256).
+    """A tensor of `shape` and `dtype` in `buffer`, from byte `offset` (a multiple of 256) on.
 
-    The last axis is as stored, padding included: an activation of C columns has shape [M, padded(C)].
+    The last axis includes padding: an activation of C columns has shape [M, padded(C)].
     """
 
     buffer: object
@@ -35,11 +35,11 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, rounded up to the four that a storage binding needs."""
+        """Size in bytes, rounded up to a multiple of 4 as storage bindings require."""
         return padded(self.size * np.dtype(DTYPES[self.dtype]).itemsize, 4)
 
     def view(self, start: int, shape: tuple, label: str = "") -> "Tensor":
-        """The `shape` elements from element `start` on. ValueError when unaligned or outside."""
+        """A view of `shape` from element `start` on. ValueError if it is unaligned or out of range."""
         offset = start * np.dtype(DTYPES[self.dtype]).itemsize
         if offset % ALIGN or start + prod(shape) > self.size:
             raise ValueError(f"{self.label}: view of {shape} at element {start} is unaligned or outside {self.shape}")

@@ -1,4 +1,4 @@
-"""Scratch and activation buffers reused by lifetime while plans are recorded."""
+"""Scratch and activation buffers, reused by lifetime while plans are recorded."""
 
 from contextlib import contextmanager
 from math import prod
@@ -7,14 +7,14 @@ import numpy as np
 
 from lorawgpu.gpu.tensor import DTYPES, Tensor, padded
 
-WASTE = 2  # a buffer may be this much larger than what it is taken for
+WASTE = 2  # a buffer may be at most this many times larger than the tensor it is taken for
 
 
 class Workspace:
-    """`take` a tensor, `give` it back when the records that read it are recorded: later takes may get its buffer.
+    """`take` a tensor; `give` it back once the records that read it are recorded. A later take may get its buffer.
 
-    Safe because dispatches run in the order they were recorded. Plans for smaller capacities, recorded after
-    `rewind`, reuse the same buffers: record the largest plan first.
+    This is safe because dispatches run in recording order. After `rewind`, plans for smaller capacities reuse the same
+    buffers, so record the largest plan first.
     """
 
     def __init__(self, device, kind="activations"):
@@ -23,9 +23,9 @@ class Workspace:
         self._waste = WASTE
 
     def take(self, shape, dtype="f32", label="", kept=False) -> Tensor:
-        """A tensor with undefined contents, in the smallest free buffer that fits, unless it would waste over half.
+        """A tensor with undefined contents, in the smallest free buffer that fits and wastes at most half.
 
-        `kept`: it stays out for the rest of the plan, so it must not sit in a buffer larger than itself.
+        `kept`: the tensor stays in use for the rest of the plan, so no larger buffer is wasted on it.
         """
         nbytes = padded(prod(shape) * np.dtype(DTYPES[dtype]).itemsize, 256)
         waste = 1 if kept and self._waste == WASTE else self._waste
@@ -39,15 +39,15 @@ class Workspace:
         return Tensor(buffer, tuple(shape), dtype, 0, label)
 
     def give(self, *tensors: Tensor):
-        """Return tensors. ValueError for one that is not out, or was given twice."""
+        """Give tensors back. ValueError if one was not taken, or was given back twice."""
         for t in tensors:
             if id(t.buffer) not in self._used:
                 raise ValueError(f"{t.label} was not taken from this workspace, or given back twice")
             self._free.append(self._used.pop(id(t.buffer)))
 
     @contextmanager
-    def frugal(self):
-        """Inside, a take would rather waste the largest buffer than make another: for what is given back at once."""
+    def reuse_only(self):
+        """Inside this context, reuse any free buffer that fits, however large: for short-lived tensors."""
         waste, self._waste = self._waste, float("inf")
         try:
             yield
@@ -55,7 +55,7 @@ class Workspace:
             self._waste = waste
 
     def rewind(self):
-        """All buffers are free again, for the next plan."""
+        """Free all buffers for the next plan."""
         self._free, self._used = list(self._all), {}
         if self._all:
-            self._waste = float("inf")  # better a large buffer in a small plan than another one
+            self._waste = float("inf")  # in a smaller plan, an oversized buffer is better than a new one

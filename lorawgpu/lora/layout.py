@@ -1,8 +1,8 @@
 """Where each adapter tensor lies in the four flat buffers (parameters, gradients, both moments) on the GPU.
 
-The linears of a layer form four groups, one for each input they share: qkv, o, gate_up, down. A group's A matrices lie
-one after another, so one product serves them all; then its B matrices. Ranks are padded to 4 and widths to 16, which
-makes every tensor a multiple of 256 bytes, and the padding stays zero: its gradient is zero.
+The linear layers of a decoder layer form four groups that share an input: qkv, o, gate_up, down. A group's A matrices
+lie one after another, so that one product computes h for all of them; its B matrices follow. Ranks are padded to 4 and
+widths to 16, so every tensor is a multiple of 256 bytes. The padding stays zero, because its gradient is zero.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ RANK_PAD = 4
 
 @dataclass(frozen=True)
 class AdapterSlot:
-    """One tensor: `shape` as PEFT has it, `stored` with its padding, `start` in elements of the flat buffers."""
+    """One tensor: `shape` as in PEFT, `stored` shape with padding, `start` in elements of the flat buffers."""
 
     name: str
     shape: tuple
@@ -29,14 +29,14 @@ class AdapterSlot:
 
 @dataclass(frozen=True)
 class LoraPath:
-    """The adapter of one linear: its place among the group's linears and columns, and its two tensors."""
+    """The adapter of one linear layer: its place in the group's fused output and in h, and its two tensors."""
 
-    index: int  # in GROUPS[group]
-    module: str  # "q_proj"
+    index: int  # index in GROUPS[group]
+    module: str  # such as "q_proj"
     column: int  # its first column in the group's fused output
-    width: int  # of its output, padded
+    width: int  # width of its output, padded
     rank: int  # padded
-    h: int  # its first column in the group's down-projection
+    h: int  # its first column in h
     scale: float
     a: AdapterSlot
     b: AdapterSlot
@@ -44,31 +44,31 @@ class LoraPath:
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """The adapters of one group of one layer: `paths` of those linears that have one."""
+    """The adapters of one group in one layer: one path per linear layer that has an adapter."""
 
     layer: int
     group: str
     paths: tuple
-    columns: tuple  # ends of all the group's linears in its fused output
+    columns: tuple  # where each linear layer of the group ends in the fused output
 
     @property
     def rank(self) -> int:
-        """Of all paths together: the width of h."""
+        """Total rank of all paths, which is the width of h."""
         return sum(p.rank for p in self.paths)
 
     def span(self, flat: Tensor) -> Tensor:
-        """The group's stretch of a flat buffer."""
+        """The group's range of a flat buffer."""
         first, last = self.paths[0].a, self.paths[-1].b
         return flat.view(
             first.start, (last.start + last.stored[0] * last.stored[1] - first.start,), f"adapter {self.group}"
         )
 
     def a_all(self, flat: Tensor) -> Tensor:
-        """All A of the group as one matrix [rank, in]."""
+        """All A matrices of the group as one matrix [rank, in]."""
         return flat.view(self.paths[0].a.start, (self.rank, self.paths[0].a.stored[1]), f"lora_A {self.group}")
 
     def b_all(self, flat: Tensor) -> Tensor:
-        """All B of a group whose linears all have an adapter of one rank, as one matrix [fused output, rank]."""
+        """All B matrices as one matrix [fused output, rank], if all linear layers have adapters of the same rank."""
         first = self.paths[0].b
         return flat.view(first.start, (self.columns[-1], first.stored[1]), f"lora_B {self.group}")
 
@@ -108,12 +108,12 @@ class AdapterLayout:
             h += ranks[m]
         return GroupLayout(layer, group, tuple(paths), tuple(np.cumsum(widths).tolist())) if paths else None
 
-    def lowest(self) -> tuple:
-        """(layer, position in GROUPS) of the first group that has an adapter: the backward walk stops there."""
+    def first_trainable_group(self) -> tuple:
+        """(layer, index in GROUPS) of the first group that has an adapter. The backward pass stops there."""
         return min((layer, list(GROUPS).index(group)) for layer, group in self.groups)
 
     def flatten(self, tensors: dict) -> np.ndarray:
-        """PEFT tensors -> the flat buffer, float32 [size]. ValueError when names or shapes differ from the layout."""
+        """PEFT tensors -> the flat buffer, float32 [size]. ValueError if names or shapes differ from the layout."""
         flat = np.zeros(self.size, np.float32)
         if tensors.keys() != self.slots.keys():
             raise ValueError(

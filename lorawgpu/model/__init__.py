@@ -1,1 +1,1 @@
-"""The forward walk."""
+"""The forward pass, for whole sequences and for decoding."""

@@ -7,13 +7,13 @@ from lorawgpu.ops.rope import rope_forward
 
 
 def head_layout(layer) -> dict:
-    """Heads of the fused projection, and the columns where k and v begin."""
+    """Head counts of the fused projection, and the columns where k and v begin."""
     spec, w = layer.spec.attention, layer.widths
     return {"n_heads": spec.heads, "n_kv_heads": spec.kv_heads, "k_off": w.k_off, "v_off": w.v_off}
 
 
 def qk_norm_options(c, layer) -> dict:
-    """What ops.qk_norm takes besides the tensors it reads and writes; empty where the layer has no such norms."""
+    """Norm weights, sizes and eps for ops.qk_norm; empty if the layer has no norms of q and k."""
     if "q" not in layer.norms:
         return {}
     spec, w = layer.spec.attention, layer.widths
@@ -23,7 +23,7 @@ def qk_norm_options(c, layer) -> dict:
 
 
 def attention_options(c, layer) -> dict:
-    """What ops.attention takes besides tensors, forward and backward."""
+    """Sizes, workspace and implementation for ops.attention, forward and backward."""
     spec = layer.spec.attention
     sizes = {"heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "scale": spec.scale}
     return sizes | {"workspace": c.work, "impl": c.attention}
@@ -34,7 +34,7 @@ def up_buffer(c, layer, s):
 
 
 def keep(c, layer, qkv, s):
-    """s.q, and s.k and s.v at the tokens' slots of the KV cache."""
+    """Write s.q, and s.k and s.v at the tokens' slots of the KV cache. Frees qkv unless it is saved."""
     scratch = qkv
     if options := qk_norm_options(c, layer):
         scratch = c.take(layer.widths.qkv, "normed qkv")

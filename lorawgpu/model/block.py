@@ -6,13 +6,13 @@ from lorawgpu.model.sublayer import down_forward, up_forward
 
 
 def block_forward(c, layer, x, x2, s):
-    """x2 [rows, C] from x [rows, C]; what the backward needs goes to `s` (saved.Saved)."""
+    """Write x2 [rows, C] from x [rows, C], and what the backward needs into `s` (saved.Saved)."""
     _all_but_last(c, layer, x, s)
     down_forward(c, layer, MLP, s.x1, x2, s)
 
 
 def block_recompute(c, layer, x, s):
-    """All of the block that the backward reads: everything but the last projection, unless a norm follows that."""
+    """Recompute what the backward reads: everything but the last projection, unless a norm follows it."""
     _all_but_last(c, layer, x, s)
     if MLP.out_norm in layer.norms:
         x2 = c.take(c.hidden, "x2")

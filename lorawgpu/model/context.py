@@ -1,4 +1,4 @@
-"""What every part of the forward and the backward walk needs while it records: one object, passed along."""
+"""The context that is passed along while the forward and the backward pass are recorded."""
 
 from dataclasses import dataclass, field
 
@@ -35,14 +35,14 @@ class StepData:
         )
 
     def rows(self, count: int) -> "StepData":
-        """The same buffers seen by a plan of `count` rows."""
+        """The same buffers, cut to `count` rows."""
         cut = [t.view(0, (count,)) for t in (self.ids, self.position, self.slot, self.kv_start, self.segment_end)]
         return StepData(*cut, self.target_rows, self.target_ids)
 
 
 @dataclass(frozen=True)
 class AdapterBuffers:
-    """The flat buffers of an adapter in training; inference has `params` alone."""
+    """The flat buffers of an adapter. Inference has only `params`."""
 
     layout: AdapterLayout
     params: Tensor
@@ -51,13 +51,13 @@ class AdapterBuffers:
     v: Tensor | None = None
 
     def group(self, layer: int, name: str):
-        """The GroupLayout of a layer's group, None where it has no adapter."""
+        """The GroupLayout of a layer's group, or None if the group has no adapter."""
         return self.layout.groups.get((layer, name))
 
 
 @dataclass
 class NonFiniteIds:
-    """Ids of the tensors that are checked for non-finite values, so that the host can name the first one at fault."""
+    """Ids of the tensors that kernels check for non-finite values, so that the host can name the first bad one."""
 
     names: list = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class NonFiniteIds:
 
 @dataclass
 class Context:
-    """`rows` is the token capacity of the plan being recorded; all activations have that many rows."""
+    """What is being recorded, and for what. `rows`: capacity of the plan; all activations have that many rows."""
 
     plan: Plan
     work: Workspace
@@ -94,11 +94,11 @@ class Context:
         return self.model.hidden
 
     def take(self, width: int, label: str, dtype: str = "f32") -> Tensor:
-        """Scratch of `rows` x `width` (as stored)."""
+        """Scratch of `rows` x `width`, where `width` includes padding."""
         return self.work.take((self.rows, width), dtype, label)
 
     def keep(self, width: int, label: str) -> Tensor:
-        """The same for what lives until the end of the plan."""
+        """The same, kept until the end of the plan."""
         return self.work.take((self.rows, width), label=label, kept=True)
 
     def group(self, layer: Layer, name: str):

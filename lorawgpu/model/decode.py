@@ -1,10 +1,10 @@
-"""The forward walk for one new token of a few sequences: a half of model/sublayer.py in four or five dispatches.
+"""The forward pass for one new token of a few sequences: each half of a layer takes four or five dispatches.
 
     (n, h) = in norm(x)    y = UP(n)    parts = attention(y, cache)    (n, h) = sub norm(mixed)    x += DOWN(n)
 
-A norm and the A side of the adapters are one dispatch, and so are a product, the B side and the residual add. The gate
-and the sum over attention's parts run in the dispatch that reads them. A norm of q and k, and one before the residual
-add, are dispatches of their own.
+One dispatch computes a norm and the A side of the adapters; another a product, the B side and the residual add. The
+gate and the sum over attention's splits run in the dispatch that reads them. A norm of q and k, or before the residual
+add, is a separate dispatch.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from lorawgpu.ops.attention_decode import attention_decode, fits, parts_shape, s
 from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
-from lorawgpu.ops.matvec import MAX_ROWS, Down, Source, matvec_forward, matvec_input
+from lorawgpu.ops.matvec import MAX_ROWS, LoraA, MatvecInput, matvec_forward, matvec_input
 from lorawgpu.ops.qk_norm import qk_norm_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 
 def decodes(config: ModelConfig, rows: int) -> bool:
-    """Whether this walk serves a model and a number of sequences; the whole-sequence walk serves all."""
+    """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all."""
     return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in config.layers)
 
 
@@ -32,22 +32,22 @@ def decodes(config: ModelConfig, rows: int) -> bool:
 class Scratch:
     """Buffers that all layers share, as large as the widest layer needs."""
 
-    x: Tensor  # [rows, C] the residual stream; with `other`, which a norm before the residual add writes
+    x: Tensor  # [rows, C] the residual stream; alternates with `other` if a norm precedes the residual add
     qkv: Tensor
     gu: Tensor
-    parts: Tensor  # of the attention, by split
+    parts: Tensor  # attention's partial sums, by split
     stats: Tensor
-    n: Tensor  # the widest input of a projection, f32 or int8 words
+    n: Tensor  # input of a projection, f32 or int8 words
     qscale: Tensor
-    h: Tensor  # the widest down-projection
+    h: Tensor  # output of the A side
     normed_qkv: Tensor | None = None
     other: Tensor | None = None
-    unnormed: Tensor | None = None  # [rows, C] what that norm reads
+    unnormed: Tensor | None = None  # [rows, C] the input of that norm
     rstd: Tensor | None = None
 
     @staticmethod
     def take(c, rank: int) -> "Scratch":
-        """rank: the largest of any group."""
+        """rank: the largest total rank of a group."""
         layers, take, roles = c.model.layers, c.work.take, {r for layer in c.model.layers for r in layer.norms}
 
         def widest(name: str) -> int:
@@ -67,7 +67,7 @@ class Scratch:
 
 
 def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
-    """The last hidden state of the tokens in `rows` (ops.decode_state), in scratch; their k and v go to the caches."""
+    """Return the last hidden state of the tokens in `rows` (ops.decode_state); their k and v go to the caches."""
     parts = c.model.embedding.parts
     shape = {"rows": c.rows, "width": c.config.hidden_size}
     x = s.x
@@ -77,7 +77,7 @@ def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
             qkv = _up(c, layer, ATTENTION, _view(s.qkv, c.rows, layer.widths.qkv), x, s)
             x = _down(c, layer, ATTENTION, _attention(c, layer, qkv, rows, cache, s), x, s)
             gu = _up(c, layer, MLP, _view(s.gu, c.rows, 2 * layer.widths.mlp), x, s)
-            x = _down(c, layer, MLP, Source("gate", gu, act=layer.spec.mlp.act), x, s)
+            x = _down(c, layer, MLP, MatvecInput("gate", gu, act=layer.spec.mlp.act), x, s)
     return x
 
 
@@ -88,7 +88,7 @@ def decode_head(c, logits: Tensor, x: Tensor, s: Scratch) -> None:
         matvec_input(
             c.plan,
             n,
-            Source("rows", x),
+            MatvecInput("rows", x),
             c.state,
             rows=c.rows,
             width=c.config.hidden_size,
@@ -100,18 +100,18 @@ def decode_head(c, logits: Tensor, x: Tensor, s: Scratch) -> None:
 
 
 def _view(tensor: Tensor, *shape: int) -> Tensor:
-    """The front of a buffer that is shared with wider layers."""
+    """The start of a buffer that wider layers share."""
     return tensor if tensor.shape == shape else tensor.view(0, shape)
 
 
 def _up(c, layer, mixer: Mixer, y: Tensor, x: Tensor, s: Scratch) -> Tensor:
     """y = UP(in norm(x))."""
-    _project(c, layer, mixer.up, mixer.in_norm, y, Source("rows", x), s)
+    _project(c, layer, mixer.up, mixer.in_norm, y, MatvecInput("rows", x), s)
     return y
 
 
-def _down(c, layer, mixer: Mixer, mixed: Source, x: Tensor, s: Scratch) -> Tensor:
-    """x + [out norm](DOWN([sub norm](mixed))): x itself, or the other of the two buffers of the residual stream."""
+def _down(c, layer, mixer: Mixer, mixed: MatvecInput, x: Tensor, s: Scratch) -> Tensor:
+    """Return x + [out norm](DOWN([sub norm](mixed))), in x itself or in the other residual stream buffer."""
     if mixer.out_norm not in layer.norms:
         _project(c, layer, mixer.down, mixer.sub_norm, x, mixed, s, accumulate=True)
         return x
@@ -122,7 +122,7 @@ def _down(c, layer, mixer: Mixer, mixed: Source, x: Tensor, s: Scratch) -> Tenso
     return out
 
 
-def _attention(c, layer, qkv, rows, cache, s) -> Source:
+def _attention(c, layer, qkv, rows, cache, s) -> MatvecInput:
     spec, w = layer.spec.attention, layer.widths
     if options := qk_norm_options(c, layer):
         normed = _view(s.normed_qkv, c.rows, w.qkv)
@@ -145,16 +145,16 @@ def _attention(c, layer, qkv, rows, cache, s) -> Source:
         v_off=w.v_off,
         scale=spec.scale,
     )
-    return Source("attention", parts, stats=stats, head_dim=spec.head_dim)
+    return MatvecInput("attention", parts, stats=stats, head_dim=spec.head_dim)
 
 
 def _project(c, layer, name, role, y, source, s, accumulate=False):
-    """y (+)= W(norm(source)) with the adapters of group `name`; without a norm `role`: of the source itself."""
+    """y (+)= W(norm(source)) with the adapters of group `name`. No norm if the layer has none for `role`."""
     weight, group = layer.weights[name], c.group(layer, name)
-    down = h = None
+    lora_a = h = None
     if group:
         h = s.h.view(0, (c.rows, group.rank))
-        down = Down(h, group.a_all(c.adapter.params), tuple((p.h, p.scale) for p in group.paths))
+        lora_a = LoraA(h, group.a_all(c.adapter.params), tuple((p.h, p.scale) for p in group.paths))
     int8, columns = weight.int8_input, weight.columns
     out = s.n.view(0, (c.rows, columns))
     if int8:
@@ -172,7 +172,7 @@ def _project(c, layer, name, role, y, source, s, accumulate=False):
             record_id=c.non_finite.id(f"layers.{layer.index}.{name}"),
             weight=layer.norms.get(role),
             qscale=qscale,
-            down=down,
+            lora_a=lora_a,
         )
         lora = lora_up(group, h, c.adapter.params) if group else None
         matvec_forward(c.plan, y, out, weight, rows=c.rows, qscale=qscale, lora=lora, accumulate=accumulate)

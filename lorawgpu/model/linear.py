@@ -11,7 +11,7 @@ from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 @dataclass(frozen=True)
 class Input:
-    """What a projection reads: `x` for a dense weight and for adapters, int8 words and scales for a ternary one."""
+    """A projection's input: `x` for a float product and for adapters, `xq` and `qscale` for an int8 product."""
 
     x: Tensor | None
     xq: Tensor | None = None
@@ -20,7 +20,7 @@ class Input:
 
 
 def norm_input(c, layer, role, group, x, rstd, name) -> Input:
-    """What projection `group` reads of x through the layer's norm `role`; rstd [rows] is written."""
+    """The input of projection `group`: x through the layer's norm `role`, quantized if needed. Writes rstd [rows]."""
     weight, width = layer.norms[role], layer.spec.norm_width(role)
     eps, shape = c.config.rms_norm_eps, {"rows": c.rows, "width": width}
     if not layer.weights[group].int8_input:
@@ -35,7 +35,7 @@ def norm_input(c, layer, role, group, x, rstd, name) -> Input:
 
 
 def plain_input(c, layer, role, group, x, name) -> Input:
-    """x itself where the layer has no norm `role`, quantized for a ternary weight."""
+    """The input of projection `group` if the layer has no norm `role`: x itself, quantized if needed."""
     if not layer.weights[group].int8_input:
         return Input(x)
     width, record_id = layer.spec.norm_width(role), c.non_finite.id(name)
@@ -45,9 +45,9 @@ def plain_input(c, layer, role, group, x, name) -> Input:
 
 
 def project(c, layer, name, y, source: Input, s, *, width, residual=None):
-    """y = W(source) + adapters (+ residual) for the projection `name` of a layer; frees `source`.
+    """y = W(source) + adapters (+ residual) for projection `name` of a layer. Frees `source`.
 
-    s.h[name] [rows, rank of the group's adapters] is saved for the backward.
+    Saves s.h[name] [rows, total rank of the group] for the backward.
     """
     weight, group, lora = layer.weights[name], c.group(layer, name), None
     with c.plan.scope(name):

@@ -9,11 +9,11 @@ def up_buffer(c, layer, s):
 
 
 def keep(c, layer, gu, s):
-    """s.gu is what UP wrote."""
+    """Nothing to do: UP wrote s.gu."""
 
 
 def mix(c, layer, s):
-    """m in scratch: cheap enough that the backward computes it again."""
+    """Write m into scratch. It is cheap, so the backward recomputes it."""
     m, spec = c.take(layer.widths.mlp, "m"), layer.spec.mlp
     record_id = c.non_finite.id(f"layers.{layer.index}.gate_up")
     gate_forward(c.plan, m, s.gu, c.state, rows=c.rows, width=spec.width, act=spec.act, record_id=record_id)

@@ -1,4 +1,4 @@
-"""The tables of cosines and sines on the GPU: one for each RoPE and head size that a model has."""
+"""Tables of cosines and sines on the GPU, one for each RoPE and head size in a model."""
 
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.spec import AttentionSpec
@@ -7,7 +7,7 @@ from lorawgpu.ops.rope import rope_table
 
 
 class RopeTables:
-    """Tables of `positions` positions for all layers of a model."""
+    """The tables for all layers of a model, with `positions` rows each."""
 
     def __init__(self, device, config: ModelConfig, positions: int):
         self._tables = {}

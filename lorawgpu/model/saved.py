@@ -1,4 +1,4 @@
-"""What the forward of a layer leaves for its backward."""
+"""Activations that the forward of a layer saves for its backward."""
 
 from dataclasses import dataclass, field
 
@@ -7,29 +7,29 @@ from lorawgpu.gpu.tensor import Tensor
 
 
 def take_h(c, layer) -> dict:
-    """Buffers of a layer's adapters: group name -> [rows, rank]. Layers differ in them."""
+    """Buffers for h, the output of the A side: group name -> [rows, rank]. Layers may have different adapters."""
     return {name: c.keep(g.rank, f"h {name}") for name in GROUPS if (g := c.group(layer, name))}
 
 
 @dataclass
 class Saved:
-    """Activations of one layer, f32 [rows, width]; everything else is cheap to compute again."""
+    """Saved activations of one layer, f32 [rows, width]. The backward recomputes everything else."""
 
-    x: Tensor | None  # the layer's input; None: the caller's
-    q: Tensor  # rotated
-    k: Tensor  # the layer's KV cache
+    x: Tensor | None  # the layer's input, set by the caller
+    q: Tensor  # after RoPE
+    k: Tensor  # k and v: the layer's KV cache
     v: Tensor
-    a: Tensor  # attention's output
+    a: Tensor  # the attention output
     lse: Tensor  # [rows, 2 NH]
     x1: Tensor  # the residual stream between the halves
     gu: Tensor
     rstd: dict = field(default_factory=dict)  # norm role -> [rows]
-    unnormed: dict = field(default_factory=dict)  # what the norms of roles qkv, attn_out and mlp_out read
-    h: dict = field(default_factory=dict)  # take_h
+    unnormed: dict = field(default_factory=dict)  # inputs of norms: "qkv", "attn_out", "mlp_out"
+    h: dict = field(default_factory=dict)  # from take_h
 
     @staticmethod
     def take(c, layer, cache=None) -> "Saved":
-        """Buffers for one layer of the plan being recorded; `cache`: its (k, v) when they outlive the step."""
+        """Take buffers for one layer. `cache`: the layer's (k, v), if they outlive the plan."""
         w, norms = layer.widths, layer.norms
         rstd = {}
 
@@ -56,12 +56,12 @@ class Saved:
 
 @dataclass
 class SharedSaved:
-    """Buffers that layers share where nothing outlives a layer; layers of one spec share one set."""
+    """One set of buffers per layer spec, for passes in which nothing outlives a layer."""
 
     sets: dict = field(default_factory=dict)  # spec -> Saved
 
     def take(self, c, layer, cache=None) -> Saved:
-        """The set of the layer's spec. Its adapters may be others than the last layer's, so h is taken for itself."""
+        """The set of the layer's spec, with its own h, because layers of one spec may have different adapters."""
         if layer.spec not in self.sets:
             self.sets[layer.spec] = Saved.take(c, layer, cache)
             return self.sets[layer.spec]

@@ -13,19 +13,19 @@ from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 @dataclass(frozen=True)
 class Mixer:
-    """What stands between the two projections of a half: attention (model/attention.py) or the gate (model/mlp.py).
+    """What a half has between its two projections: attention (model/attention.py) or the gate (model/mlp.py).
 
     up_buffer(c, layer, s): the tensor that UP writes. keep(c, layer, y, s): records what the backward needs of it.
-    mix(c, layer, s): records the mixer. mixed(c, layer, s): its output in the backward, saved or recorded again. Both
-    return (tensor, scratch to give back).
+    mix(c, layer, s): records the mixer. mixed(c, layer, s): the mixer's output in the backward, saved or recomputed.
+    The last two return (tensor, scratch to give back).
     """
 
-    up: str  # groups (spec.GROUPS)
+    up: str  # `up` and `down` are groups (spec.GROUPS)
     down: str
-    in_norm: str  # roles (spec.Norms)
+    in_norm: str  # norms are roles (spec.Norms)
     sub_norm: str
     out_norm: str
-    input: str  # names of what the projections read, where a value may first be found not to be finite
+    input: str  # `input` and `middle` name the inputs of UP and DOWN in reports of non-finite values
     middle: str
     up_buffer: Callable[..., Tensor]
     keep: Callable[..., None]
@@ -34,7 +34,7 @@ class Mixer:
 
 
 def up_forward(c, layer, mixer: Mixer, x, s):
-    """The half as far as UP and what the mixer keeps of it: all of it that the backward reads, but for `out norm`."""
+    """The first part of a half: norm, UP, and what the mixer keeps for the backward."""
     name = f"layers.{layer.index}.{mixer.input}"
     n = norm_input(c, layer, mixer.in_norm, mixer.up, x, s.rstd[mixer.in_norm], name)
     y = mixer.up_buffer(c, layer, s)
@@ -43,7 +43,7 @@ def up_forward(c, layer, mixer: Mixer, x, s):
 
 
 def down_forward(c, layer, mixer: Mixer, x, out, s):
-    """The rest: out [rows, C] = x + what the half computes."""
+    """The rest of a half: mixer, sub norm, DOWN, out norm and residual add. Writes out [rows, C]."""
     m, scratch = mixer.mix(c, layer, s)
     n, width = _middle(c, layer, mixer, m, s), layer.spec.norm_width(mixer.sub_norm)
     if mixer.out_norm not in layer.norms:
@@ -57,12 +57,12 @@ def down_forward(c, layer, mixer: Mixer, x, out, s):
 
 
 def _middle(c, layer, mixer, m, s) -> Input:
-    """What DOWN reads of the mixer's output."""
+    """The input of DOWN, given the mixer's output m."""
     name, role = f"layers.{layer.index}.{mixer.middle}", mixer.sub_norm
     if role not in layer.norms:
         return plain_input(c, layer, role, mixer.down, m, name)
     rstd = s.rstd.get(role) or c.work.take((c.rows,), label=f"rstd {role}")
     n = norm_input(c, layer, role, mixer.down, m, rstd, name)
-    if role not in s.rstd:  # the backward computes it again, together with m
+    if role not in s.rstd:  # the backward recomputes it together with m
         c.work.give(rstd)
     return n

@@ -1,4 +1,4 @@
-"""The forward walk: embedding, then blocks. The head belongs to the objective, and to generation."""
+"""The forward pass: embedding, then blocks. The objective, or generation, adds the head."""
 
 from lorawgpu.model.block import block_forward
 from lorawgpu.model.saved import Saved, SharedSaved
@@ -12,9 +12,9 @@ def embed(c, x):
 
 
 def transformer_forward(c, checkpointing: bool):
-    """Record embedding and blocks. Returns the last hidden state and, per layer, what its backward needs.
+    """Record embedding and blocks. Returns the last hidden state and, for each layer, what its backward needs.
 
-    With checkpointing a layer keeps its input alone, and layers of one spec share all other buffers.
+    With checkpointing a layer keeps only its input, and layers of one spec share all other buffers.
     """
     x, saved, shared = c.keep(c.hidden, "x"), [], SharedSaved()
     embed(c, x)
@@ -29,9 +29,9 @@ def transformer_forward(c, checkpointing: bool):
 
 
 def infer_forward(c, caches=None):
-    """Embedding and blocks without a backward: nothing is kept but the KV cache. Returns the last hidden state.
+    """Record embedding and blocks without a backward; only the KV cache is kept. Returns the last hidden state.
 
-    caches: (k, v) of each layer; None where nothing reads them afterwards, and layers share one.
+    caches: (k, v) of each layer. None if nothing reads them afterwards: layers of one spec then share one.
     """
     x, shared = c.take(c.hidden, "x"), SharedSaved()
     embed(c, x)

@@ -2,7 +2,7 @@
 
 from lorawgpu.ops.checks import WG, expect, expect_state, fold, fold_elements
 
-GROUP = WG * 16 * 4  # elements that one workgroup of norm_partial sums: WG threads, SPAN vec4s each
+GROUP = WG * 16 * 4  # elements summed by one workgroup of norm_partial: WG threads, SPAN = 16 vec4s each
 _NONE = {
     "count4": 0,
     "first": 0,
@@ -22,10 +22,10 @@ def partial_count(sizes) -> int:
 
 
 def grad_norm(plan, norm, partials, grads, step, state, *, record_id):
-    """norm[0] = norm of all `grads` * inv_targets before clipping; a non-finite one marks the step bad.
+    """norm[0] = norm of `grads` * inv_targets, before clipping. A non-finite norm marks the step bad.
 
-    grads: the pieces of the flat gradient, a list of f32 [n], n a multiple of 4 with zeros in its padding;
-    partials f32 [partial_count]: scratch.
+    grads: the pieces of the flat gradient, a list of f32 [n], n a multiple of 4, zeros in the padding.
+    partials: scratch, f32 [partial_count].
     """
     expect("norm", norm, (1,))
     expect("partials", partials, (partial_count(g.size for g in grads),))
@@ -58,10 +58,10 @@ def grad_norm(plan, norm, partials, grads, step, state, *, record_id):
 def adamw_step(
     plan, weights, exp_avg, exp_avg_sq, grads, norm, step, state, *, beta1, beta2, eps, weight_decay, max_norm
 ):
-    """One optimizer step of one piece, in place; nothing changes when the step is bad. max_norm <= 0: no clip.
+    """One AdamW step of one piece, in place. A bad step changes nothing. max_norm <= 0 means no clipping.
 
-    All of one length, a multiple of 4. lr, inv_targets and Adam's bias corrections come from `step`, `norm` from
-    `grad_norm`.
+    All tensors have the same length, a multiple of 4. lr, inv_targets and Adam's bias corrections come from `step`,
+    `norm` from `grad_norm`.
     """
     for name, tensor in (("weights", weights), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("grads", grads)):
         _expect_flat(name, tensor, weights.size)

@@ -1,4 +1,4 @@
-"""Attention of query rows against a KV cache, forward and backward, by flash (the default) or by the chain (its check).
+"""Attention of query rows against a KV cache, forward and backward: flash (the default), or chain (its slow check).
 
     score[t,j] = scale * q[t] . k[j]     for kv_start[t] <= j <= slot[t]        out = softmax(score) v, per head
 
@@ -18,7 +18,7 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class Sizes:
-    """What both implementations need to know: query rows, cache slots, heads, and the row strides of both."""
+    """Sizes for both implementations: query rows, cache slots, heads, and the row strides of q and of the cache."""
 
     rows: int
     slots: int
@@ -28,7 +28,7 @@ class Sizes:
 
     @property
     def group(self) -> int:
-        """Query heads to a key/value head."""
+        """Query heads per key/value head."""
         return self.heads // self.kv_heads
 
     @property
@@ -40,7 +40,7 @@ class Sizes:
         return padded(self.kv_heads * self.head_dim)
 
     def flops(self, products: int) -> float:
-        """Of `products` causal products of one sequence that fills all rows: an upper bound for several."""
+        """Operations of `products` causal products for one sequence that fills all rows; an upper bound for several."""
         return products * self.rows * min(self.rows + 1, 2 * self.slots) * self.head_dim * self.heads
 
 
@@ -63,7 +63,7 @@ def _checked(impl, heads, kv_heads, head_dim, q, kcache, per_row, per_slot, tens
 
 
 def log_sum_exp(lse):
-    """What a host array [M, 2 NH] of pairs stands for -> [M, NH], natural log."""
+    """Log-sum-exp, natural log, [M, NH], from the pairs [M, 2 NH] that `attention_forward` writes, on the host."""
     return (lse[:, 0::2].astype(np.float64) - np.log2(lse[:, 1::2].astype(np.float64))) * np.log(2)
 
 
@@ -72,12 +72,12 @@ def attention_forward(
 ):
     """Record out, lse = attention(q, kcache, vcache).
 
-    q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start i32 [M], which the kernels
-    read as u32: 0 <= kv_start <= slot < S; lse f32 [M, 2 NH]: of each head the largest score / ln 2, and 1 / sum
-    exp(score - largest). `workspace` lends scratch: take(shape, dtype, label) -> Tensor, give(tensor). Cache slots
-    between the first and the last that rows of one sequence see must be finite (see the shader's header). A row's bits
-    depend on its sequence alone.
-    ValueError for a shape that does not fit, DeviceError where `chain` finds no room.
+    q, out f32 [M, padded(NH*HD)]; kcache, vcache f32 [S, padded(NKV*HD)]; slot, kv_start i32 [M], with
+    0 <= kv_start <= slot < S (kernels read them as u32); lse f32 [M, 2 NH]: for each head the largest score / ln 2, and
+    1 / sum exp(score - largest). `workspace` lends scratch: take(shape, dtype, label) -> Tensor, give(tensor).
+    Cache slots between the first and the last that a sequence's rows see must be finite (see the shader's header). The
+    bits of a row depend only on its own sequence.
+    ValueError for a wrong shape; DeviceError if the scores of `chain` do not fit into a binding.
     """
     sizes = _checked(
         impl,
@@ -116,10 +116,10 @@ def attention_backward(
     workspace,
     impl="flash",
 ):
-    """Record dq (=), dk, dv (=, for every cache row) from dout and what the forward saved.
+    """Record dq (=), dk and dv (=, for every cache row) from dout and what the forward saved.
 
-    As attention_forward, with slot[t] = t: key s is attended by rows s .. segment_end[s]-1 and by no other.
-    dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end i32 [S]. Sums have one fixed order, no atomics.
+    Arguments as in attention_forward, but slot[t] must be t: key s is attended by rows s .. segment_end[s]-1 only.
+    dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end i32 [S]. Sums have a fixed order, no atomics.
     """
     sizes = _checked(
         impl,
@@ -134,5 +134,5 @@ def attention_backward(
     )
     gradients = {"dq": dq, "dk": dk, "dv": dv, "dout": dout}
     saved = {"out": out, "lse": lse, "q": q, "kcache": kcache, "vcache": vcache}
-    walk = {"slot": slot, "kv_start": kv_start, "segment_end": segment_end}
-    IMPLEMENTATIONS[impl].backward(plan, sizes, scale, workspace, **gradients, **saved, **walk)
+    visibility = {"slot": slot, "kv_start": kv_start, "segment_end": segment_end}
+    IMPLEMENTATIONS[impl].backward(plan, sizes, scale, workspace, **gradients, **saved, **visibility)

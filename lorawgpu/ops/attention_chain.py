@@ -1,4 +1,4 @@
-"""Attention as separate products over a stored score matrix: simple and exact, the check for flash.
+"""Attention as separate products over a stored score matrix: simple and exact, to check flash against.
 
 Equations and kernels: shaders/attention_chain.wgsl. `sizes` is an ops.attention.Sizes; shapes are checked there.
 """
@@ -10,12 +10,12 @@ TILE = 16
 
 
 def weights_shape(rows: int, slots: int, heads: int) -> tuple:
-    """[heads, rows, span]: the stored scores. The forward takes one such float32 buffer, the backward two."""
+    """Shape [heads, rows, span] of the stored scores. The forward needs one such f32 buffer, the backward two."""
     return heads, rows, padded(slots)
 
 
 def _take(plan, workspace, sizes, label):
-    """Room for scores. DeviceError where a binding cannot hold them: fewer rows, or flash, would fit."""
+    """Take a buffer for scores. DeviceError if a binding cannot hold it."""
     shape = weights_shape(sizes.rows, sizes.slots, sizes.heads)
     if (nbytes := 4 * shape[0] * shape[1] * shape[2]) > plan.device.max_binding:
         raise DeviceError(
@@ -109,7 +109,7 @@ def forward(plan, sizes, scale, workspace, *, out, lse, q, kcache, vcache, slot,
 def backward(
     plan, sizes, scale, workspace, *, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end
 ):
-    """Computes the weights anew and uses neither `out` nor `lse`: they are checked by not being needed."""
+    """Recomputes the attention weights. It uses neither `out` nor `lse`, so it checks flash, which does."""
     attn = _take(plan, workspace, sizes, "attention weights")
     dscores = _take(plan, workspace, sizes, "gradient of the attention weights")
     lse_again = workspace.take(lse.shape, "f32", "attention lse, again")

@@ -1,6 +1,6 @@
-"""Attention of one new token of each sequence: RoPE, the cache's append and flash decoding in one dispatch.
+"""Attention of one new token per sequence: RoPE, appending to the cache and flash decoding in one dispatch.
 
-Equations: shaders/attention_decode.wgsl.j2. The parts of the splits are combined by what reads them (ops/matvec.py).
+Equations: shaders/attention_decode.wgsl.j2. The kernel that reads the partial sums combines them (ops/matvec.py).
 """
 
 import math
@@ -9,14 +9,14 @@ from lorawgpu.ops import decode_state as row_state
 from lorawgpu.ops.attention import MAX_HEAD_DIM
 from lorawgpu.ops.checks import expect
 
-SPLITS = 32  # workgroups that share a long sequence, at most
-KEYS = 64  # of a block: the shortest split
+SPLITS = 32  # most workgroups that share a long sequence
+KEYS = 64  # keys in a block, which is the shortest split
 LANES = 256
-MAX_HEADS = 4  # query heads of a workgroup: their scores fill a vec4
+MAX_HEADS = 4  # most query heads of a workgroup: their scores fill a vec4
 
 
 def fits(head_dim: int) -> bool:
-    """Whether heads of this size are made of vec4s that RoPE turns in pairs."""
+    """Whether heads of this size consist of vec4s that RoPE rotates in pairs."""
     return head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM
 
 
@@ -31,11 +31,11 @@ def stats_shape(rows: int, heads: int) -> tuple:
 def attention_decode(
     plan, parts, stats, kcache, vcache, qkv, table, rows, *, count, heads, kv_heads, head_dim, k_off, v_off, scale
 ):
-    """parts [count, SPLITS, row_ld] and stats [count, SPLITS, heads, 4] of the `count` sequences in `rows`.
+    """Write parts [count, SPLITS, row_ld] and stats [count, SPLITS, heads, 4] for the `count` sequences in `rows`.
 
     qkv [count, ld]; kcache, vcache [slots, slot_ld]; rows from ops.decode_state.rows_buffer; table from
     ops.rope.rope_table, as long as the longest sequence may become.
-    ValueError for a head size that does not fit.
+    ValueError for an unsupported head size (see `fits`).
     """
     if not fits(head_dim):
         raise ValueError(f"attention_decode: head_dim {head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}")

@@ -1,7 +1,7 @@
 """Flash attention: nothing of size rows x slots is stored.
 
-Equations and what is guaranteed: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
-`sizes` is an ops.attention.Sizes; shapes are checked there. The backward is two passes, dq, then dk and dv.
+Equations and guarantees: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
+`sizes` is an ops.attention.Sizes; shapes are checked there. The backward has two passes: dq, then dk and dv.
 """
 
 import math
@@ -11,10 +11,10 @@ from lorawgpu.ops.checks import fold, fold_elements
 
 
 class Tile(NamedTuple):
-    """How a workgroup cuts its products; the template's names.
+    """The tile of a workgroup, under the template's names.
 
-    ty x tx threads (powers of two, from 4 x 8 on); rt rows and ct columns (multiples of 4) a thread; kc vec4s of depth
-    held in workgroup memory (divides tx and ty).
+    ty x tx threads (powers of two, at least 4 x 8); rt rows and ct columns per thread (multiples of 4); kc vec4s of
+    depth in workgroup memory (divides tx and ty).
     """
 
     ty: int
@@ -28,26 +28,26 @@ class Tile(NamedTuple):
         return self.ty * self.rt
 
 
-SMALL = Tile(8, 8, 4, 4, 4)  # quick to compile: the models of the tests
+SMALL = Tile(8, 8, 4, 4, 4)  # compiles quickly, for the models of the tests
 WIDE = Tile(8, 16, 8, 4, 4)
 HUGE = Tile(8, 32, 8, 4, 2)
-# Largest head_dim -> tile, by kernel. A thread holds rt x ct scores (twice in the backward) and rt x head_dim/tx
-# sums (twice in dkv); 255 registers and 16 KiB are the walls.
+# Largest head_dim -> tile, for each kernel. A thread holds rt x ct scores (twice that in the backward) and
+# rt x head_dim/tx sums (twice that in dkv). The limits are 255 registers and 16 KiB of workgroup memory.
 TILES = {
     "forward": {32: SMALL, 64: Tile(8, 16, 4, 4, 8), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
     "dq": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
     "dkv": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 4, 4), 128: WIDE, 256: HUGE},
 }
-# Few workgroups leave a large card idle. Then the backward's sums are made in parts, and the parts summed after: dkv
-# takes each query head of a group apart, and both dq and dkv walk every second or fourth block only. So the last bits
-# of gradients (not of anything in the forward) depend on the capacity.
-ENOUGH_FOR_GROUPS = 1024
-ENOUGH_WORKGROUPS = 512
-MOST_WALKS = 4
+# Few workgroups leave a large GPU idle. The backward then splits its sums: dkv handles each query head of a group
+# separately, and dq and dkv visit only every second or fourth block per split. So the last bits of gradients (but
+# nothing in the forward) depend on the capacity.
+ENOUGH_FOR_GROUPS = 1024  # workgroups; below, dkv splits by query head
+ENOUGH_WORKGROUPS = 512  # below, dq and dkv split by blocks
+MAX_WALKS = 4
 
 
 class Cut(NamedTuple):
-    """What a workgroup takes: a tile of rows, a share of a group's query heads, one of several walks over blocks."""
+    """The work of a workgroup: a tile of rows, a share of a group's query heads, one of several walks over blocks."""
 
     tile: Tile
     shares: int = 1
@@ -63,10 +63,10 @@ class Cut(NamedTuple):
 
 
 def cut_for(kernel: str, sizes) -> Cut:
-    cut = Cut(next(tile for most, tile in TILES[kernel].items() if sizes.head_dim <= most))
+    cut = Cut(next(tile for largest, tile in TILES[kernel].items() if sizes.head_dim <= largest))
     if kernel == "dkv" and math.prod(cut.grid(kernel, sizes)) < ENOUGH_FOR_GROUPS:
         cut = cut._replace(shares=sizes.group)
-    while kernel != "forward" and cut.walks < MOST_WALKS and math.prod(cut.grid(kernel, sizes)) < ENOUGH_WORKGROUPS:
+    while kernel != "forward" and cut.walks < MAX_WALKS and math.prod(cut.grid(kernel, sizes)) < ENOUGH_WORKGROUPS:
         cut = cut._replace(walks=2 * cut.walks)
     return cut
 
@@ -102,7 +102,7 @@ def _record(plan, kernel, cut, sizes, scale, products, residues=0, **tensors):
 
 
 def _parts(workspace, totals, cut):
-    """Where a kernel puts its parts of each of `totals`: there itself when there is one part."""
+    """Buffers for a kernel's partial sums of each of `totals`; the totals themselves if there is one split."""
     if cut.parts == 1:
         return totals
     return {name: workspace.take((cut.parts, *x.shape), "f32", f"parts of {name}") for name, x in totals.items()}

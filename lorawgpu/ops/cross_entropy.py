@@ -7,10 +7,10 @@ from lorawgpu.ops.checks import expect, expect_state, fold
 
 
 def cross_entropy_forward(plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id, row_weights=None):
-    """losses[start+i] of logits [rows, vocab] with id target_ids[start+i] (negative: 0). The logits stay.
+    """losses[start+i] = cross-entropy of logits[i] [rows, vocab] for id target_ids[start+i]; 0 for a negative id.
 
-    losses f32 and target_ids i32 have one length: all targets, of which this chunk is `rows` from `start` on.
-    row_weights: f32 of that length, by which each loss is multiplied; None: all 1.
+    losses f32 and target_ids i32 have the same length, one entry per target row; this chunk is `rows` from `start` on.
+    row_weights: f32 of that length, multiplies each loss; None means all 1. Logits are not changed.
     """
     _record(plan, "loss", losses, logits, target_ids, state, start, rows, vocab, record_id, row_weights)
 
@@ -18,12 +18,15 @@ def cross_entropy_forward(plan, losses, logits, target_ids, state, *, start, row
 def cross_entropy_forward_backward(
     plan, losses, logits, target_ids, state, *, start, rows, vocab, record_id, row_weights=None
 ):
-    """The same, and logits become dlogits of the SUM of the losses; rows without a target become 0."""
+    """The same, and logits become dlogits of the SUM of the losses. Rows without a target become 0."""
     _record(plan, "loss_and_grad", losses, logits, target_ids, state, start, rows, vocab, record_id, row_weights)
 
 
 def loss_sum(plan, total, losses, *, start, rows):
-    """total u32 [2] += sum(losses[start : start+rows]), exactly (non-finite ones left out); `loss_value` reads it."""
+    """total u32 [2] += sum(losses[start : start+rows]), exact in fixed point; skips non-finite losses.
+
+    `loss_value` reads it.
+    """
     expect("losses", losses, (1,))
     expect("total", total, (2,), "u32")
     plan.record(
@@ -37,13 +40,13 @@ def loss_sum(plan, total, losses, *, start, rows):
 
 
 def fixed_point(total: np.ndarray) -> int:
-    """The sum that the two words of `total` hold, in units of 2^-32: sums of several devices add up exactly."""
+    """The sum in the two words of `total`, in units of 2^-32, so that sums of several devices add up exactly."""
     whole, parts = total.tolist()
     return ((whole ^ 1 << 31) - (1 << 31) << 32) + parts
 
 
 def loss_value(total: np.ndarray) -> float:
-    """The sum that `total` holds."""
+    """The sum in `total`."""
     return fixed_point(total) / 2**32
 
 

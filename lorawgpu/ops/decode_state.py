@@ -1,8 +1,8 @@
-"""The state of the sequences that are being decoded, in one small buffer on the GPU: a field is STRIDE words.
+"""The state of the sequences being decoded, in one small buffer on the GPU. Each field has STRIDE words.
 
-ids       the token that the next step feeds                position  where it stands in its sequence
-slot      where its k and v go                              kv_start  the sequence's first slot
-end       the first slot past the sequence's own            stream    of random numbers
+ids       the next input token                              position  its position in the sequence
+slot      the slot for its k and v                          kv_start  the sequence's first slot
+end       the first slot past the sequence's span           stream    the sequence's stream of random numbers
 count     tokens sampled since the host last set it to 0
 """
 
@@ -12,7 +12,7 @@ from lorawgpu.gpu import Device, Tensor
 
 FIELDS = ("ids", "position", "slot", "kv_start", "end", "stream", "count")
 _Fields = namedtuple("_Fields", FIELDS)
-STRIDE = 64  # words: an offset of 256 bytes, so that a field can be bound by itself
+STRIDE = 64  # words, or 256 bytes: the alignment at which a field can be bound separately
 MAX_SEQUENCES = STRIDE
 
 
@@ -26,5 +26,5 @@ def field(rows: Tensor, name: str, count: int) -> Tensor:
 
 
 def template() -> dict:
-    """Where the fields are, for shaders: rows[fields.slot * stride + row]."""
+    """Template values that locate a field in a shader: rows[fields.slot * stride + row]."""
     return {"fields": _Fields(*range(len(FIELDS))), "stride": STRIDE}

@@ -1,4 +1,4 @@
-"""Dropout of the adapter path, its mask a hash. Equations: shaders/dropout.wgsl; the bits: reference/dropout.py."""
+"""Dropout on the adapter path, with a hash as mask. Equations: shaders/dropout.wgsl; the hash: reference/dropout.py."""
 
 from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.ops.checks import WG, expect_rows, fold_elements
@@ -33,5 +33,5 @@ def dropout_forward(plan, y, x, step, *, layer, module, rows, width, p):
 
 
 def dropout_add(plan, y, x, step, *, layer, module, rows, width, p):
-    """y += x * mask / (1 - p): the same mask, in the backward."""
+    """y += x * mask / (1 - p), with the forward's mask, for the backward."""
     _record(plan, y, x, step, layer=layer, module=module, rows=rows, width=width, p=p, accumulate=True)

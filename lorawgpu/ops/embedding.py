@@ -6,8 +6,8 @@ from lorawgpu.ops.checks import expect, expect_rows, fold_elements
 def embedding_forward(plan, x, ids, parts, *, rows, width, scale=1.0):
     """x [rows, width] = table[ids] * scale.
 
-    ids i32 [rows]; parts: the `Part`s of a `Weight`, one record each; together they must cover every id.
-    ValueError for a store whose rows cannot be looked up.
+    ids i32 [rows]; parts: the `Part`s of a `Weight`, which together cover every id; one record per part.
+    ValueError for a store without a row snippet.
     """
     ld = expect_rows(rows, width, x=x)
     expect("ids", ids, (rows,), "i32")
@@ -22,7 +22,7 @@ def embedding_forward(plan, x, ids, parts, *, rows, width, scale=1.0):
             fold_elements(rows * ld),
             template={"store": store.row_snippet},
             params={"rows": rows, "ld4": ld // 4, "row_start": part.start, "part_rows": part.rows, "scale": scale},
-            nbytes=x.nbytes + ids.nbytes + x.size * table.nbytes // (part.rows * ld),  # a row of the table for each id
+            nbytes=x.nbytes + ids.nbytes + x.size * table.nbytes // (part.rows * ld),  # one table row per id
             ids=ids,
             part=table,
             x=x,

@@ -1,4 +1,4 @@
-"""Gating of the feed-forward middle. Equations and layout: shaders/gate.wgsl."""
+"""The gate of the feed-forward: act(g) * u. Equations and layout: shaders/gate.wgsl."""
 
 from lorawgpu.gpu import padded
 from lorawgpu.ops.checks import expect, expect_rows, expect_state, fold_elements
@@ -24,7 +24,7 @@ def gate_forward(plan, m, gu, state, *, rows, width, act, record_id):
 
 
 def gate_backward(plan, dgu, dm, gu, *, rows, width, act):
-    """dgu, laid out as gu, = the gradient of both halves from dm [rows, width]."""
+    """dgu = the gradient of gu, in the same layout, from dm [rows, width]."""
     ld = expect_rows(rows, width, dm=dm)
     expect("gu", gu, (rows, 2 * padded(width)))
     expect("dgu", dgu, (rows, 2 * padded(width)))

@@ -1,13 +1,13 @@
-"""Rows with a target, out of the residual stream and back into its gradient. Equations: shaders/gather.wgsl."""
+"""Gather target rows from the residual stream, and scatter their gradient back. Equations: shaders/gather.wgsl."""
 
 from lorawgpu.gpu import padded
 from lorawgpu.ops.checks import expect, expect_rows, fold_elements
 
 
 def gather_forward(plan, y, x, index, target_ids, *, start, rows, width):
-    """y[i] [rows, width] = x[index[start+i]]; 0 where target_ids[start+i] is negative or start+i is past their end.
+    """y[i] = x[index[start+i]], y [rows, width]; 0 if target_ids[start+i] is negative or start+i is past the end.
 
-    x [any rows, width]; index, target_ids i32 of one length: all target rows, of which this chunk reads `rows`.
+    x [any, width]; index and target_ids i32 of the same length, one entry per target row; this chunk reads `rows`.
     """
     params = _params(y, x, index, target_ids, start, rows, width)
     plan.record(
@@ -24,7 +24,7 @@ def gather_forward(plan, y, x, index, target_ids, *, start, rows, width):
 
 
 def gather_backward(plan, dx, dy, index, target_ids, *, start, rows, width):
-    """dx[index[start+i]] = dy[i] for the same rows; no other row of dx is written, so clear it before the chunks."""
+    """dx[index[start+i]] = dy[i] for the same rows. Other rows are not written: clear dx before the first chunk."""
     params = _params(dy, dx, index, target_ids, start, rows, width)
     plan.record(
         "gather",

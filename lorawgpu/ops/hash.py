@@ -1,4 +1,4 @@
-"""Keys of the counter-based random numbers. The host computes them, the kernels go on (shaders/common/hash.wgsl)."""
+"""Keys for counter-based random numbers, computed on the host; kernels continue with shaders/common/hash.wgsl."""
 
 _START = (0x243F6A88, 0x85A308D3)  # the first digits of pi
 _WORD = 0xFFFFFFFF
@@ -14,8 +14,8 @@ def _mix(h: int) -> int:
 
 
 def random_key(seed: int, *words: int) -> tuple[int, int]:
-    """The two 32-bit key words of a seed of up to 64 bits and further words, each taken modulo 2^32."""
-    seed, keys = int(seed), _START  # of NumPy it would overflow
+    """Two 32-bit key words from a seed of up to 64 bits and further words, each taken modulo 2^32."""
+    seed, keys = int(seed), _START  # NumPy integers would overflow
     for word in (seed, seed >> 32, *words):
         keys = tuple(_mix(key ^ word & _WORD) + 0x9E3779B9 & _WORD for key in keys)
     return keys

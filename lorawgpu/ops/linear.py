@@ -1,4 +1,4 @@
-"""A linear layer of frozen weights: y = x W^T and dx = dy W, with the low-rank terms of its adapters (ops/lora.py)."""
+"""A linear layer with frozen weights: y = x W^T, dx = dy W, plus the low-rank terms of its adapters (ops/lora.py)."""
 
 from lorawgpu.ops.matmul import Epilogue, Operand, Problem, matmul, split_matmul, splits_to_fill
 
@@ -6,7 +6,7 @@ from lorawgpu.ops.matmul import Epilogue, Operand, Problem, matmul, split_matmul
 def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual=None):
     """y [rows, weight.rows] = x W^T (+ lora) (+ residual).
 
-    x f32 [rows, weight.columns], or with qscale int8 words [rows, columns/4] of the quantizer.
+    x f32 [rows, weight.columns], or with qscale the quantizer's int8 words [rows, columns/4].
     """
     for part in weight.parts:
         segments, low_rank = weight.within(part, lora)
@@ -27,10 +27,9 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
 def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
     """dx [rows, weight.columns] = dy W (+ dh A).
 
-    Where the store leaves the product no registers to spare, dh A is a product of its own; elsewhere a pass over dx
-    less is worth more.
+    dh A is added in the product's epilogue, which saves a pass over dx, unless the store leaves no registers for it.
     """
-    rides = lora is not None and weight.parts[0].store.adapter_in_transposed
+    fused = lora is not None and weight.parts[0].store.adapter_in_transposed
     for i, part in enumerate(weight.parts):
         segments, _ = weight.within(part)
         problem = Problem(
@@ -40,11 +39,11 @@ def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
             out=Operand(dx),
             a=Operand(dy, part.start),
             b=Operand(part.tensor, store=part.store),
-            epilogue=Epilogue(lora=lora if rides and i == 0 else None, accumulate=i > 0),
+            epilogue=Epilogue(lora=lora if fused and i == 0 else None, accumulate=i > 0),
             segments=segments,
         )
         split_matmul(plan, work, problem, splits_to_fill(rows, weight.columns, part.rows))
-    if lora and not rides:
+    if lora and not fused:
         with plan.scope("lora_back"):
             _add_low_rank(plan, dx, lora, rows=rows, columns=weight.columns)
 

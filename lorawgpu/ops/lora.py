@@ -1,7 +1,8 @@
-"""The adapters of a fused projection: y += scale (d(x) A^T) B^T, and their gradients (DESIGN section 1).
+"""The adapters of a fused projection: y += scale (d(x) A^T) B^T, and their gradients.
 
-The adapter's scale is folded into both skinny products (h = scale d(x) A^T and dh = scale dy B), so everything that
-follows uses h and dh as they are: y += h B^T, dB += dy^T h, dA += dh^T d(x), dx += dh A.
+The scale is folded into the two skinny products, h = scale d(x) A^T and dh = scale dy B, so that the others use h and
+dh as they are: y += h B^T, dB += dy^T h, dA += dh^T d(x), dx += dh A. See docs/DESIGN.md, "Mathematics" and "Linear
+layers".
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ def _same_scale(group) -> bool:
 
 
 def lora_down(plan, work, h, x, group, params, *, rows, width, step=None, p=0.0):
-    """h [rows, rank] = scale d(x) A^T for all paths of `group` at once, path by path where dropout differs."""
+    """h [rows, rank] = scale d(x) A^T for all paths of `group`: in one product unless dropout or scales differ."""
     columns = group.paths[0].a.stored[1]
 
     def product(source, a, rank, scale, h_off=0):
@@ -46,7 +47,7 @@ def lora_down(plan, work, h, x, group, params, *, rows, width, step=None, p=0.0)
 
 
 def dropped(plan, work, x, group, path, *, rows, width, step, p):
-    """d(x) of one path: x itself without dropout, else a scratch copy with the path's mask applied."""
+    """d(x) of one path: x itself without dropout, otherwise a scratch copy with the path's mask applied."""
     if p == 0.0:
         return x
     out = work.take((rows, padded(width)), label="d(x)")
@@ -55,7 +56,7 @@ def dropped(plan, work, x, group, path, *, rows, width, step, p):
 
 
 def lora_up(group, h, params):
-    """The term h B^T that `linear_forward` adds, one segment for each linear of the group."""
+    """The term h B^T that `linear_forward` adds, with one segment per linear layer of the group."""
     ranks, h_offs, f_offs = [0] * len(group.columns), [0] * len(group.columns), [0] * len(group.columns)
     for path in group.paths:
         ranks[path.index], h_offs[path.index] = path.rank, path.h
@@ -64,33 +65,33 @@ def lora_up(group, h, params):
 
 
 def lora_back(group, dh, params):
-    """The term dh A that `linear_backward` adds (without dropout)."""
+    """The term dh A that `linear_backward` adds, if there is no dropout."""
     return LowRank(dh, group.span(params), (group.rank,), (0,), (0,))
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Gradients of a group's tensors, sums over tokens: `splits` parts of each, laid out as in the flat buffer."""
+    """Gradients of a group's tensors, as `splits` partial sums over tokens, each laid out as in the flat buffer."""
 
-    out: Tensor  # [splits, the group's elements]; without splits the flat buffer's own
-    first: int  # element of the flat buffer that `out` begins with
+    out: Tensor  # [splits, elements of the group]; with one split, a view of the flat buffer
+    first: int  # the element of the flat buffer with which `out` begins
     splits: int
 
     @staticmethod
     def take(plan, work, group, grads, rows):
         span = group.span(grads)
         splits = max(1, min(splits_by_length(rows), plan.device.max_binding // span.nbytes))
-        out = span if splits == 1 else work.take((splits, span.size), label="adapter gradients in parts")
+        out = span if splits == 1 else work.take((splits, span.size), label="split adapter gradients")
         return _Sums(out, group.paths[0].a.start, splits)
 
     def product(self, plan, start, *, m, n, k, a, b, **options):
-        """The part of each split of a^T b, for the tensor (or neighbors of one width n) from element `start` on."""
+        """Record a^T b, split, for the tensor from element `start` on (or for adjacent tensors of width n)."""
         out, epilogue = Operand(self.out, start - self.first, n), Epilogue(accumulate=self.splits == 1)
         slabs = {"splits": self.splits, "slab": self.out.shape[-1]}
         matmul(plan, Problem(m, n, k, out, a.T, b, epilogue, **slabs, **options))
 
     def give(self, plan, work, group, grads):
-        """Add the parts to the flat buffer, in order and all tensors at once."""
+        """Add the splits of all tensors to the flat buffer, in order."""
         if self.splits > 1:
             parts, span = self.out, group.span(grads)
             sum_splits(plan, span.view(0, (1, span.size)), parts.view(0, (self.splits, 1, span.size)), accumulate=True)
@@ -98,7 +99,7 @@ class _Sums:
 
 
 def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width, step=None, p=0.0):
-    """dh [rows, rank] = scale dy B; grads: dB += dy^T h, dA += dh^T d(x). dy [rows, fused output], x [rows, width]."""
+    """dh [rows, rank] = scale dy B; grads: dB += dy^T h, dA += dh^T d(x). dy [rows, fused width], x [rows, width]."""
     sums = _Sums.take(plan, work, group, grads, rows)
     if span := _shared_span(group):
         _dh_fused(plan, work, dh, dy, group, params, rows, span)
@@ -112,7 +113,7 @@ def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width
 
 
 def _dA(plan, work, sums, dh, x, group, *, rows, width, step, p):
-    """dA of all paths at once; path by path where each has its own dropout."""
+    """dA of all paths in one product, or path by path with dropout, because each path has its own mask."""
     start, (_, columns) = group.paths[0].a.start, group.paths[0].a.stored
     if p == 0.0:
         return sums.product(plan, start, m=group.rank, n=columns, k=rows, a=Operand(dh), b=Operand(x))
@@ -124,16 +125,16 @@ def _dA(plan, work, sums, dh, x, group, *, rows, width, step, p):
 
 
 def _shared_span(group) -> int:
-    """Terms of a part of dh when one product serves all linear layers of a group; 0 when their adapters differ."""
+    """Terms per split of dh if one product serves all linear layers of a group; 0 if their adapters differ."""
     paths = group.paths
-    every = len(paths) == len(group.columns)
+    complete = len(paths) == len(group.columns)
     same = len({path.rank for path in paths}) == 1 and _same_scale(group)
     widths = [path.width for path in paths]
-    return common_span(widths) if every and same and not any(width % ROW_ALIGN for width in widths) else 0
+    return common_span(widths) if complete and same and not any(width % ROW_ALIGN for width in widths) else 0
 
 
 def _dh_fused(plan, work, dh, dy, group, params, rows, span):
-    """dh of all linear layers of a group in one product over their columns: each split lies within one of them."""
+    """dh of all linear layers of a group in one product over their columns; each split lies within one layer."""
     rank, ends = group.paths[0].rank, tuple(end // span for end in group.columns)
     with plan.scope("lora_dh"):
         parts = work.take((ends[-1], rows, rank), label="split sums")
@@ -153,7 +154,7 @@ def _dh_fused(plan, work, dh, dy, group, params, rows, span):
 
 
 def _dB_fused(plan, sums, dy, h, group, rows):
-    """dB of all linear layers of a group in one product: the rows of each meet their own columns of h."""
+    """dB of all linear layers of a group in one product: rows of a layer use that layer's columns of h."""
     rank, outputs = group.paths[0].rank, group.columns[-1]
     segments = Segments(group.columns, (1.0,) * len(group.columns))
     sizes = {"m": outputs, "n": rank, "k": rows, "a": Operand(dy), "b": Operand(h)}
@@ -173,7 +174,7 @@ def _dh_dB_by_path(plan, work, sums, dh, dy, h, group, params, rows):
 
 
 def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p):
-    """dx += mask (dh A) / (1 - p), path by path: with dropout the term cannot ride in the product's epilogue."""
+    """dx += mask (dh A) / (1 - p), path by path, because with dropout the term does not fit the product's epilogue."""
     part = work.take((rows, padded(width)), label="dh A")
     for path in group.paths:
         a = Operand(params.view(path.a.start, path.a.stored))

@@ -6,30 +6,32 @@ from lorawgpu.gpu import Tensor, padded
 from lorawgpu.ops.checks import fold
 from lorawgpu.ops.matmul import NEVER, NO_LORA
 
-MAX_ROWS = 8  # sums of all rows and lanes fill WebGPU's 16 KiB of workgroup memory
-LANES = 128  # of a workgroup
-UNROLL = 8  # steps that a lane unrolls to have loads in flight, at most; fewer with more rows, which add their own
-MANY_LANES = 1 << 17
-INPUT_LANES = 256
-SPLITS_AHEAD = 8  # parts of the attention that a lane loads at once
+MAX_ROWS = 8  # the sums of all rows and lanes then fill WebGPU's 16 KiB of workgroup memory
+LANES = 128  # lanes of a workgroup of matvec
+UNROLL = 8  # most steps that a lane unrolls to keep loads in flight; fewer with more rows, which add loads of their own
+MANY_LANES = 1 << 17  # lanes that keep a large GPU busy
+INPUT_LANES = 256  # lanes of a workgroup of matvec_input
+SPLITS_AHEAD = 8  # attention splits that a lane loads at once
 
 
-def team_of(terms: int, quads: int) -> int:
-    """Lanes that share a sum of `terms` vec4s, of `quads` in all: more where there would be too few of them to keep a
-    large card busy, few where there are enough, since their last sums cost barriers."""
-    enough = (team for team in (32, 64) if terms <= UNROLL * team or quads * team >= MANY_LANES)
+def lanes_for(terms: int, quads: int) -> int:
+    """Lanes that share one sum of `terms` vec4s, for a weight of `quads` groups of four rows.
+
+    As few as keep a large GPU busy, because adding up the lanes' sums costs barriers.
+    """
+    enough = (lanes for lanes in (32, 64) if terms <= UNROLL * lanes or quads * lanes >= MANY_LANES)
     return next(enough, LANES)
 
 
-def unroll_of(steps: int, most: int) -> int:
-    """Steps of a lane to unroll, at most `most`, with as few as possible past the end."""
-    return -(-steps // -(-steps // most))
+def unroll_of(steps: int, limit: int) -> int:
+    """How many of a lane's `steps` to unroll: at most `limit`, with as few as possible past the end."""
+    return -(-steps // -(-steps // limit))
 
 
 def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumulate=False):
-    """y [rows, weight.rows] (+)= x W^T (+ lora): as ops.linear.linear_forward, for at most MAX_ROWS rows.
+    """y [rows, weight.rows] (+)= x W^T (+ lora), like ops.linear.linear_forward, for 1 to MAX_ROWS rows.
 
-    lora: a matmul.LowRank. ValueError for more rows.
+    lora: a matmul.LowRank. ValueError for any other number of rows.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"matvec {y.label}: {rows} rows, want 1 to {MAX_ROWS}")
@@ -41,7 +43,7 @@ def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumula
 def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
     int8, quads, store = qscale is not None, part.rows // 4, part.store
     terms = weight.columns // (16 if int8 else 4)
-    team = team_of(terms, weight.rows // 4)
+    lanes_per_quad = lanes_for(terms, weight.rows // 4)
     params = {
         "N4": quads,
         "K": terms,
@@ -61,51 +63,55 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
     template = {
         "rows": rows,
         "wg": LANES,
-        "team": team,
-        "unroll": unroll_of(-(-terms // team), max(2, (UNROLL if int8 else UNROLL // 2) // rows)),
+        "lanes_per_quad": lanes_per_quad,
+        "unroll": unroll_of(-(-terms // lanes_per_quad), max(2, (UNROLL if int8 else UNROLL // 2) // rows)),
         "arith": "int8" if int8 else "f32",
         "store": store.int8_snippet if int8 else store.name,
         "lora": lora is not None,
         "accumulate": accumulate,
     }
-    grid = fold(-(-quads // (LANES // team)))
+    grid = fold(-(-quads // (LANES // lanes_per_quad)))
     flops = 2.0 * rows * part.rows * weight.columns
     plan.record("matvec", "main", grid, params=params, template=template, flops=flops, **buffers)
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a projection reads before its norm: "rows" x [rows, ld], "gate" gu [rows, 2 ld], "attention" its parts."""
+class MatvecInput:
+    """Where a projection's input comes from: "rows" (x [rows, ld]), "gate" (gu [rows, 2 ld]) or "attention" (parts)."""
 
     kind: str
     x: Tensor
-    act: str = ""  # of "gate": "silu" or "relu2"
-    stats: Tensor | None = None  # of "attention", with its head size
-    head_dim: int = 0
+    act: str = ""  # for "gate": "silu" or "relu2"
+    stats: Tensor | None = None  # for "attention"
+    head_dim: int = 0  # for "attention"
 
 
 @dataclass(frozen=True)
-class Down:
-    """The adapters of a group: h [rows, ldh] = scale v A^T. `a` [rank, ld]; (first column of h, scale) of each path."""
+class LoraA:
+    """The A side of a group's adapters: h [rows, ldh] = scale v A^T, with `a` [total rank, ld].
+
+    paths: (first column of h, scale) of each.
+    """
 
     h: Tensor
     a: Tensor
     paths: tuple
 
 
-def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weight=None, qscale=None, down=None):
-    """out [rows, ld] = v, or with qscale its int8 words u32 [rows, ld/4]; v = rmsnorm(source, weight), or source alone.
+def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weight=None, qscale=None, lora_a=None):
+    """out [rows, ld] = v, or with qscale the int8 words of v, u32 [rows, ld/4].
 
-    down: a `Down`, or None without adapters. Equations: shaders/matvec_input.wgsl.j2.
+    v = rmsnorm(source, weight), or the source itself without a weight. source: a `MatvecInput`. lora_a: a `LoraA`, or
+    None without adapters. Equations: shaders/matvec_input.wgsl.j2.
     """
     ld, heads = padded(width), source.stats.shape[2] if source.stats else 0
-    starts, scales = zip(*(down.paths if down else ((0, 0.0),)), strict=True)
+    starts, scales = zip(*(lora_a.paths if lora_a else ((0, 0.0),)), strict=True)
     params = {
         "ld4": ld // 4,
         "C": width,
         "eps": eps,
         "record_id": record_id,
-        "ldh4": down.h.shape[1] // 4 if down else 0,
+        "ldh4": lora_a.h.shape[1] // 4 if lora_a else 0,
         **dict(zip(("h1", "h2"), (*starts[1:], NEVER, NEVER), strict=False)),
         **dict(zip(("s0", "s1", "s2"), (*scales, 0.0, 0.0), strict=False)),
         "head4": source.head_dim // 4,
@@ -119,13 +125,13 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
         "act": source.act,
         "norm": weight is not None,
         "quantized": qscale is not None,
-        "lora": down is not None,
+        "lora": lora_a is not None,
         "ahead": SPLITS_AHEAD,
     }
     buffers = {"x": source.x, "state": state}
     buffers |= {"stats": source.stats} if source.stats else {}
     buffers |= {"weight": weight} if weight else {}
     buffers |= {"xq": out, "qscale": qscale} if qscale else {"y": out}
-    buffers |= {"adapter": down.a, "h": down.h} if down else {}
-    grid = (1 + (down.a.shape[0] // 4 if down else 0), rows)
+    buffers |= {"adapter": lora_a.a, "h": lora_a.h} if lora_a else {}
+    grid = (1 + (lora_a.a.shape[0] // 4 if lora_a else 0), rows)
     plan.record("matvec_input", "main", grid, params=params, template=template, **buffers)

@@ -5,14 +5,14 @@ from lorawgpu.ops.checks import expect, fold
 
 
 def qk_norm_forward(plan, y, x, q_weight, k_weight, *, rows, heads, kv_heads, head_dim, k_off, v_off, eps):
-    """y [rows, ld] = x with every head of q and k normalized; v is copied. Weights [padded(head_dim)]."""
+    """y [rows, ld] = x with each head of q and k normalized and v copied. Weights: [padded(head_dim)]."""
     params = _params(x, y, q_weight, k_weight, rows, heads, kv_heads, head_dim, k_off, v_off, eps)
     grid = fold(rows * (heads + 2 * kv_heads))
     plan.record("qk_norm", "forward", grid, params=params, x=x, q_weight=q_weight, k_weight=k_weight, y=y)
 
 
 def qk_norm_backward(plan, dy, x, q_weight, k_weight, *, rows, heads, kv_heads, head_dim, k_off, v_off, eps):
-    """The q and k part of dy [rows, ld] become the gradient of x, in place; x is what the forward read."""
+    """Replace the q and k columns of dy [rows, ld] by the gradient of x, in place. x: the forward's input."""
     params = _params(x, dy, q_weight, k_weight, rows, heads, kv_heads, head_dim, k_off, v_off, eps)
     grid = fold(rows * (heads + kv_heads))
     plan.record("qk_norm", "backward", grid, params=params, x=x, q_weight=q_weight, k_weight=k_weight, dy=dy)

@@ -1,6 +1,6 @@
-"""The int8 quantiser before a BitLinear, alone or with the RMSNorm before it. Equations: shaders/quantize.wgsl.
+"""The int8 quantizer before a BitLinear, with or without the RMSNorm before it. Equations: shaders/quantize.wgsl.
 
-Its backward is the identity (straight through), so there is none; the norm's is ops/rmsnorm.py.
+The quantizer's backward is the identity (straight through), so it has no op; the norm's is in ops/rmsnorm.py.
 """
 
 from lorawgpu.gpu import padded
@@ -8,9 +8,12 @@ from lorawgpu.ops.checks import expect, expect_rows, expect_state, fold
 
 
 def quantize_forward(plan, xq, qscale, x, state, *, rows, width, record_id):
-    """xq u32 [rows, padded(width)/4] and qscale u32 [rows, 2] (bits of f32 1/s, i32 sum of xq) from x [rows, width]."""
+    """Quantize x [rows, width] to xq u32 [rows, padded(width)/4].
+
+    qscale u32 [rows, 2]: the bits of f32 1/s, and the i32 sum of the row of xq.
+    """
     ld = expect_rows(rows, width, x=x)
-    expect_quantised(xq, qscale, state, rows, ld)
+    expect_quantized(xq, qscale, state, rows, ld)
     plan.record(
         "quantize",
         "quantize",
@@ -24,11 +27,11 @@ def quantize_forward(plan, xq, qscale, x, state, *, rows, width, record_id):
 
 
 def rmsnorm_quantize_forward(plan, y, rstd, xq, qscale, x, weight, state, *, rows, width, eps, record_id):
-    """The same of the normalised rows; also rstd [rows] and, unless y is None, those rows, y [rows, width]."""
+    """Normalize, then quantize. Also writes rstd [rows] and, unless y is None, the normalized rows y [rows, width]."""
     ld = expect_rows(rows, width, x=x, **({"y": y} if y else {}))
     expect("weight", weight, (padded(width),))
     expect("rstd", rstd, (rows,))
-    expect_quantised(xq, qscale, state, rows, ld)
+    expect_quantized(xq, qscale, state, rows, ld)
     buffers = {"y": y} if y else {}
     plan.record(
         "quantize",
@@ -45,7 +48,7 @@ def rmsnorm_quantize_forward(plan, y, rstd, xq, qscale, x, weight, state, *, row
     )
 
 
-def expect_quantised(xq, qscale, state, rows, ld):
+def expect_quantized(xq, qscale, state, rows, ld):
     expect("xq", xq, (rows, ld // 4), "u32")
     expect("qscale", qscale, (rows, 2), "u32", "f32")
     expect_state(state)

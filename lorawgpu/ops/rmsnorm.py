@@ -1,4 +1,4 @@
-"""RMSNorm pair. Equations and saved tensors: shaders/rmsnorm.wgsl."""
+"""RMSNorm. Equations and saved tensors: shaders/rmsnorm.wgsl."""
 
 from lorawgpu.gpu import padded
 from lorawgpu.ops.checks import expect, expect_rows, fold
@@ -24,7 +24,7 @@ def rmsnorm_forward(plan, y, rstd, x, weight, *, rows, width, eps, residual=None
 
 
 def rmsnorm_backward(plan, dx, dy, x, weight, rstd, *, rows, width, accumulate):
-    """dx (+)= the gradient through the norm of dy; x and rstd as the forward left them."""
+    """dx (+)= the gradient of x, given dy. x and rstd are the forward's."""
     ld = expect_rows(rows, width, x=x, dy=dy, dx=dx)
     expect("weight", weight, (padded(width),))
     expect("rstd", rstd, (rows,))

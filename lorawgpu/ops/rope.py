@@ -1,4 +1,4 @@
-"""Rotary embedding of q and k, and the way of k and v into the cache. Equations and layout: shaders/rope.wgsl.j2."""
+"""Rotary embedding of q and k, and storing k and v in the cache. Equations and layout: shaders/rope.wgsl.j2."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from lorawgpu.ops.checks import WG, expect, fold
 
 
 def rope_table(inv_freq: np.ndarray, positions: int) -> np.ndarray:
-    """cos, then sin, of position * inv_freq for each position: float32 [positions, HD], computed in float64.
+    """cos, then sin, of position * inv_freq: float32 [positions, HD], computed in float64.
 
     inv_freq: float64 [HD/2], scaling included (`Rope.inv_freq`).
     """
@@ -18,8 +18,8 @@ def rope_table(inv_freq: np.ndarray, positions: int) -> np.ndarray:
 def rope_forward(plan, q, kcache, vcache, qkv, position, slot, table, *, rows, n_heads, n_kv_heads, k_off, v_off):
     """q [rows, NH*HD] = rope(q of qkv); row slot[t] of kcache, vcache [cache_rows, NKV*HD] = rope(k), v of token t.
 
-    qkv [rows, ld], its k and v parts from columns k_off and v_off on; position, slot i32 [rows];
-    table [positions, HD] from `rope_table`, longer than any position. A slot outside the cache is not written.
+    qkv [rows, ld], with k from column k_off and v from column v_off; position, slot i32 [rows]; table [positions, HD]
+    from `rope_table`, longer than any position. A slot outside the cache is not written.
     """
     params = _params(q, kcache, vcache, qkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off)
     _record(
@@ -38,7 +38,7 @@ def rope_forward(plan, q, kcache, vcache, qkv, position, slot, table, *, rows, n
 
 
 def rope_backward(plan, dqkv, dq, dk, dv, position, slot, table, *, rows, n_heads, n_kv_heads, k_off, v_off):
-    """dqkv [rows, ld] = dq [rows, NH*HD] and row slot[t] of dk turned back, and of dv [cache_rows, NKV*HD] as it is."""
+    """dqkv [rows, ld] = inverse rope of dq [rows, NH*HD] and of row slot[t] of dk; row slot[t] of dv unchanged."""
     params = _params(dq, dk, dv, dqkv, position, slot, table, rows, n_heads, n_kv_heads, k_off, v_off)
     _record(plan, "backward", params, params["ld"], table, position=position, slot=slot, dq=dq, dk=dk, dv=dv, dqkv=dqkv)
 

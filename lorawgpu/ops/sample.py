@@ -1,5 +1,7 @@
-"""Choosing the next token on the GPU, so that the next step can be recorded before it is known: shaders/sample.wgsl,
-sample_floor.wgsl."""
+"""Choose the next token on the GPU, so that the host can submit the next step before it knows the token.
+
+Equations: shaders/sample.wgsl, shaders/sample_floor.wgsl.
+"""
 
 import math
 import struct
@@ -11,26 +13,26 @@ from lorawgpu.gpu import Device, Tensor
 from lorawgpu.ops.decode_state import STRIDE
 from lorawgpu.ops.hash import random_key
 
-RING = 64  # tokens of a row that `history` keeps: the host has to read it that often
-STRIPE = 1024  # logits that a workgroup looks through, as long as there are no more than MAX_STRIPES
+RING = 64  # tokens per row that `history` keeps; the host must read it at least that often
+STRIPE = 1024  # logits that a workgroup searches, more if that would take over MAX_STRIPES workgroups
 MAX_STRIPES = 128
-TOP_BIT = 28  # of the first digit of a floor
-LOWEST = -3.0e38  # log of a probability that is no limit
+TOP_BIT = 28  # lowest bit of the first digit of a floor
+NO_MIN_P = -3.0e38  # log of a min_p that excludes nothing
 _LAYOUT = "<4f3I"
 
 
 @dataclass(frozen=True)
 class SampleBuffers:
-    """What sampling keeps on the device for up to `sequences` sequences."""
+    """Device buffers for sampling up to `sequences` sequences."""
 
-    settings: Tensor  # a uniform: `pack_settings`
-    seen: Tensor  # u32 [sequences, ceil(V/32)]: bits of the tokens a sequence holds
-    peaks: Tensor  # the best of each stripe, without noise
-    drawn: Tensor  # and with noise
+    settings: Tensor  # uniform, from `pack_settings`
+    seen: Tensor  # u32 [sequences, ceil(V/32)]: bit set of the tokens in a sequence
+    peaks: Tensor  # the best token of each stripe, without noise
+    drawn: Tensor  # the same with noise
     floors: Tensor
     partial: Tensor
     search: Tensor
-    history: Tensor  # u32 [sequences, RING]: sampled tokens, number n at n % RING
+    history: Tensor  # u32 [sequences, RING]: sampled tokens, token n at n % RING
     vocab: int
 
     @staticmethod
@@ -49,7 +51,7 @@ class SampleBuffers:
 def pack_settings(sampling) -> np.ndarray:
     """The contents of `settings` for a generate.sampling.Sampling, uint32 [7]."""
     inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-    log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else LOWEST
+    log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else NO_MIN_P
     words = struct.pack(
         _LAYOUT,
         inverse,
@@ -63,14 +65,14 @@ def pack_settings(sampling) -> np.ndarray:
 
 
 def seen_bits(ids, vocab: int) -> np.ndarray:
-    """A row of `seen` for these tokens, uint32 [ceil(V/32)]."""
+    """The row of `seen` for tokens `ids`, uint32 [ceil(V/32)]."""
     bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
     bits[np.asarray(ids, np.int64)] = 1
     return np.packbits(bits, bitorder="little").view("<u4")
 
 
 def sections_of(sampling) -> tuple:
-    """The sections of `record_sample` that choose a token as a generate.sampling.Sampling says."""
+    """The sections of `record_sample` to run for a generate.sampling.Sampling, in order."""
     if sampling.greedy:
         return ("peak", "greedy")
     floors = ("top_k",) * (sampling.top_k > 0) + ("top_p",) * (sampling.top_p < 1)
@@ -80,7 +82,7 @@ def sections_of(sampling) -> tuple:
 def record_sample(plan, buffers, logits, rows, state, *, count):
     """Record sections that choose a token for each of `count` rows of logits [count, ld].
 
-    `sections_of` says which to run: the token goes to `history` and becomes the next input in `rows`
+    `sections_of` selects those to run. The token goes to `history` and becomes the next input in `rows`
     (ops.decode_state).
     """
     common = {"settings": buffers.settings, "logits": logits, "seen": buffers.seen}

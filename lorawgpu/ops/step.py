@@ -1,7 +1,7 @@
-"""The `step` buffer: what changes from step to step, in one small uniform (shaders/common/step.wgsl).
+"""The `step` buffer: values that change from step to step, in one small uniform (shaders/common/step.wgsl).
 
-lr, inv_targets, m_scale, v_scale    read by `update` (ops/adamw.py): write them once a step, before it
-key0, key1                           read by dropout: write them before each micro-batch
+lr, inv_targets, m_scale, v_scale    read by the update (ops/adamw.py); written once per step, before the update
+key0, key1                           read by dropout; written before each micro-batch
 """
 
 import struct
@@ -14,12 +14,12 @@ _LAYOUT = "<4f2I"
 
 
 def step_buffer(device: Device) -> Tensor:
-    """The uniform buffer itself. Fill it with `device.write(step, pack_step(...))`."""
+    """The uniform buffer. Fill it with `device.write(step, pack_step(...))`."""
     return device.uniform(struct.calcsize(_LAYOUT) // 4, "step", "step")
 
 
 def adam_scales(t: int, beta1: float, beta2: float) -> tuple:
-    """(1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)) in float64: float32 would be off by 1e-4. t counts from 1."""
+    """(1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)) in float64, because float32 would be off by 1e-4. t counts from 1."""
     return 1.0 / (1.0 - beta1**t), (1.0 - beta2**t) ** -0.5
 
 

@@ -1,4 +1,4 @@
-"""Begin and end of an optimizer step: clear what accumulates, count bad steps. Words: shaders/step_state.wgsl."""
+"""Begin and end an optimizer step: clear the loss and the bad flag, count bad steps. Words: shaders/step_state.wgsl."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ NO_RECORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class StepState:
-    """What the GPU knows of non-finite steps. `record`: id of the first bad record of the latest bad step."""
+    """The GPU's account of non-finite steps. `record`: lowest id of a bad record in the latest bad step."""
 
     bad: bool
     bad_run: int
@@ -26,13 +26,13 @@ def state_buffer(device: Device) -> Tensor:
 
 
 def unpack_state(words: np.ndarray) -> StepState:
-    """The words of a state buffer, read between steps."""
+    """Unpack the words of a state buffer that was read between steps."""
     bad, _, run, total, record, steps = map(int, words[:6])
     return StepState(bool(bad), run, total, record if total and record != NO_RECORD else None, steps)
 
 
 def pack_state(state: StepState) -> np.ndarray:
-    """Words that continue from `state`: a resumed run."""
+    """The words with which a resumed run continues from `state`."""
     words = [
         state.bad,
         NO_RECORD,
@@ -45,13 +45,13 @@ def pack_state(state: StepState) -> np.ndarray:
 
 
 def begin_step(plan, state, total):
-    """Clear the step's bad flag and the loss total u32 [2] (`ops.cross_entropy.loss_sum`); gradients: plan.clear."""
+    """Clear the step's bad flag and the loss total u32 [2] (`ops.cross_entropy.loss_sum`), but not the gradients."""
     expect("total", total, (2,), "u32")
     expect_state(state)
     plan.record("step_state", "begin", (1,), total=total, state=state)
 
 
 def end_step(plan, state):
-    """Count this step, and whether it was bad; after the optimizer."""
+    """Count this step, and whether it was bad. Record it after the optimizer."""
     expect_state(state)
     plan.record("step_state", "end", (1,), state=state)

@@ -1,7 +1,7 @@
-"""The storage formats of frozen matrices, and what each means to the kernels that read it. Nothing else tests its name.
+"""The storage formats of frozen matrices, and what kernels need to know about each. No other file tests a store's name.
 
 To add one: a record here, its snippets in shaders/common, a host matrix with a packer (weights.device.lines_of), and a
-generator of random matrices (doctor.matmul.MATRICES), which every check and test of stores uses.
+generator of random matrices (doctor.matmul.MATRICES), which all checks and tests of stores use.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Store:
-    """A line of the stored array holds `rows` rows of the matrix; every `block` columns take `elements` of `dtype`.
+    """How a matrix is stored: a line holds `rows` matrix rows, and each `block` columns take `elements` of `dtype`.
 
-    `common/weight_<name>.wgsl` reads 4 x 4 weights as floats, from `params.ldb4` = columns of the matrix / 4.
+    `common/weight_<name>.wgsl` reads 4 x 4 weights as floats; `params.ldb4` is the matrix's columns / 4.
     """
 
     name: str
@@ -19,29 +19,29 @@ class Store:
     rows: int = 1
     block: int = 1
     elements: int = 1
-    int8_snippet: str | None = None  # weight_<..>.wgsl reads codes for products of int8 rows (BitLinear)
-    row_snippet: str | None = None  # row_<..>.wgsl reads four columns of a row: embeddings may come in this store
-    scaled: bool = False  # each of the stacked matrices has a scale of its own
-    decoded: bool = False  # decoding costs so much that a taller tile pays, which decodes less often
+    int8_snippet: str | None = None  # weight_<..>.wgsl, which reads codes for products with int8 rows (BitLinear)
+    row_snippet: str | None = None  # row_<..>.wgsl, which reads four columns of a row; required for embeddings
+    scaled: bool = False  # each of the stacked matrices has its own scale
+    decoded: bool = False  # decoding is expensive, so a taller tile, which decodes less often, pays
     adapter_in_transposed: bool = True  # dx = dy W has registers to spare for + dh A in its epilogue
-    random: int | None = None  # `kind` of random.wgsl, which fills it for benchmarks
+    random: int | None = None  # `kind` in random.wgsl, which fills synthetic weights
 
     @property
     def int8_input(self) -> bool:
-        """Whether the input of a linear layer is quantized to int8 per token."""
+        """Whether a linear layer with this store quantizes its input to int8 per token."""
         return self.int8_snippet is not None
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Lines and elements of a line. ValueError unless they hold whole blocks of the matrix."""
+        """Number of lines, and elements per line. ValueError unless the matrix consists of whole blocks."""
         if rows % self.rows or columns % self.block:
             raise ValueError(
                 f"{self.name} stores blocks of {self.rows} x {self.block} weights; a matrix of {rows} x {columns} "
-                "is not made of whole ones"
+                "does not consist of whole blocks"
             )
         return rows // self.rows, columns // self.block * self.elements
 
     def columns(self, elements: int) -> int:
-        """Columns of the matrix in a line of so many elements."""
+        """Matrix columns in a line of `elements` elements."""
         return elements // self.elements * self.block
 
 
@@ -56,7 +56,7 @@ TERNARY = Store(
     int8_snippet="ternary_int8",
     scaled=True,
     decoded=True,
-    adapter_in_transposed=False,  # the loop ran at 38 for 45 TFLOP/s
+    adapter_in_transposed=False,  # with the adapter's term, the loop ran at 38 TFLOP/s instead of 45
     random=0,
 )
 STORES = {store.name: store for store in (F32, BF16, F16, TERNARY)}

@@ -1,4 +1,4 @@
-"""A frozen weight on the device, as the ops that read it know it: rows in parts, each with its store."""
+"""A frozen weight on the device, as ops see it: parts of its rows, each with its store."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from lorawgpu.ops.stores import Store
 
 @dataclass(frozen=True)
 class Part:
-    """Rows [start, stop) of a weight, of one store and in one binding."""
+    """Rows [start, stop) of a weight, in one store and one binding."""
 
     start: int
     stop: int
@@ -23,10 +23,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Weight:
-    """`rows` x `columns` (both padded to 16, the padding worth zero) of matrices stacked by rows, cut into parts.
+    """Matrices stacked by rows, `rows` x `columns` (both padded to 16 with zero weights), cut into parts.
 
-    `segments`: where each of those matrices ends, with its scale.
-    ValueError when some parts want their input quantized and others do not: they are multiplied with the same rows.
+    `segments`: where each matrix ends, and its scale.
+    ValueError if only some parts need a quantized input, because all parts are multiplied with the same rows.
     """
 
     rows: int
@@ -38,12 +38,12 @@ class Weight:
         if len({part.store.int8_input for part in self.parts}) > 1:
             stores = sorted({part.store.name for part in self.parts})
             raise ValueError(
-                f"{self.parts[0].tensor.label}: {', '.join(stores)} cannot be fused: not all take int8 rows"
+                f"{self.parts[0].tensor.label}: {', '.join(stores)} cannot be fused, because not all take int8 rows"
             )
 
     @property
     def int8_input(self) -> bool:
-        """Whether the rows that it is multiplied with are quantized per token (BitLinear)."""
+        """Whether its input is quantized to int8 per token (BitLinear)."""
         return self.parts[0].store.int8_input
 
     @property
@@ -51,7 +51,7 @@ class Weight:
         return sum(part.tensor.nbytes for part in self.parts)
 
     def within(self, part: Part, lora: LowRank | None = None) -> tuple[Segments, LowRank | None]:
-        """Segments, and the term of adapters, of the rows of one part."""
+        """The segments, and the adapters' term, restricted to the rows of one part."""
         ends = [min(end, part.stop) - part.start for end in self.segments.ends if end > part.start]
         first = len(self.segments.ends) - len(ends)
         segments = Segments(tuple(ends), self.segments.scales[first : first + len(ends)])

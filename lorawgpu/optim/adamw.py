@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping over the adapter's flat buffers: a handful of dispatches whatever the adapter."""
+"""AdamW with gradient clipping over the adapter's flat buffers: a handful of dispatches for any adapter."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ from lorawgpu.ops.adamw import adamw_step, grad_norm, partial_count
 from lorawgpu.ops.step import adam_scales, pack_step
 from lorawgpu.optim.settings import AdamWSettings
 
-PIECE_ALIGN = 64  # elements: pieces start at multiples of 256 bytes
+PIECE_ALIGN = 64  # elements, or 256 bytes: the alignment of pieces
 
 
 class AdamW(AdamWSettings):
     """PyTorch's AdamW."""
 
     def record(self, plan, adapter, state, step, norm, *, record_id):
-        """Record norm, clip and update of all of `adapter` (context.AdapterBuffers); norm f32 [1] gets the norm."""
+        """Record norm, clip and update of `adapter` (context.AdapterBuffers). norm f32 [1] receives the norm."""
         limit = plan.device.max_binding // 4 // PIECE_ALIGN * PIECE_ALIGN
         size = adapter.layout.size
         spans = [(start, min(start + limit, size)) for start in range(0, size, limit)]
@@ -44,6 +44,6 @@ class AdamW(AdamWSettings):
             )
 
     def step_values(self, step: int, lr: float, divisor: int) -> np.ndarray:
-        """Contents of the step buffer for optimizer step `step` (from 1), whose gradient is divided by `divisor`."""
+        """Contents of the step buffer for optimizer step `step` (from 1); gradients are divided by `divisor`."""
         m_scale, v_scale = adam_scales(step, self.beta1, self.beta2)
         return pack_step(lr=lr, inv_targets=1.0 / divisor, m_scale=m_scale, v_scale=v_scale)

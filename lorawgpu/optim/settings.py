@@ -1,11 +1,11 @@
-"""The settings of AdamW and their defaults, which the config's schema reads: this module imports nothing of ours."""
+"""The settings of AdamW and their defaults, which the YAML schema reads. This module imports nothing of ours."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class AdamWSettings:
-    """PyTorch's; `max_grad_norm` 0 does not clip."""
+    """Settings of PyTorch's AdamW, and `max_grad_norm`; 0 means no clipping."""
 
     beta1: float = 0.9
     beta2: float = 0.999

@@ -1,1 +1,1 @@
-"""Every op in NumPy float64. Read by tests and `doctor` alone."""
+"""Every op in NumPy float64. Imported only by tests and `doctor`."""

@@ -1,4 +1,4 @@
-"""Gating of the feed-forward middle.
+"""The gate of the feed-forward: activation and product.
 
 m  = act(g) * u                                      dg = dm * u * act'(g),   du = dm * act(g)
 relu2: act = max(g, 0)^2                             act' = 2 max(g, 0)

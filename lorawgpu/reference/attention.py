@@ -1,4 +1,4 @@
-"""Attention of M query rows against a KV cache of S slots, as a chain and as flash attention saves it.
+"""Attention of M query rows against a KV cache of S slots: step by step, and from what flash attention saves.
 
     z[h,t,j]  = scale * q[t,h] . k[j,h/G]                for kv_start[t] <= j <= slot[t], otherwise -inf
     score     = softcap * tanh(z / softcap)              when softcap > 0, otherwise z
@@ -10,7 +10,7 @@
     dz        = dscore * (1 - (score/softcap)^2)         dq = scale * dz . k,   dk = scale * dz^T . q, over G heads
 
 q, out [M, NH*HD]; k, v [S, NKV*HD]; scores, attn [NH, M, S]; slot, kv_start int [M]; G = NH / NKV.
-M and S are independent: one new query against a longer cache, or a whole batch of sequences against its own slots.
+M and S are independent: a new query against a longer cache, or a batch of sequences against its own slots.
 """
 
 import numpy as np
@@ -37,20 +37,20 @@ def sum_groups(x, n_kv_heads):
 
 
 def visible(slot, kv_start, slots):
-    """-> bool [M, S], the cache slots that each query row attends to."""
+    """-> bool [M, S]: the cache slots that each query row attends to."""
     j = np.arange(slots)
     return (np.asarray(kv_start)[:, None] <= j) & (j <= np.asarray(slot)[:, None])
 
 
 def attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap=0.0):
-    """-> scores [NH, M, S], -inf where a row may not look."""
+    """-> scores [NH, M, S], -inf for slots that a row does not see."""
     z = scale * heads(q, n_heads) @ shared_heads(k, n_heads, n_kv_heads).swapaxes(1, 2)
     score = softcap * np.tanh(z / softcap) if softcap else z
     return np.where(visible(slot, kv_start, len(k)), score, -np.inf)
 
 
 def attention_softmax_forward(scores):
-    """scores [NH, M, S] -> attn [NH, M, S] (0 where a row may not look), lse [NH, M]."""
+    """scores [NH, M, S] -> attn [NH, M, S] (0 for slots that a row does not see), lse [NH, M]."""
     top = scores.max(-1, keepdims=True)
     lse = top + np.log(np.exp(scores - top).sum(-1, keepdims=True))
     return np.exp(scores - lse), lse[..., 0]
@@ -62,7 +62,7 @@ def attention_apply_forward(attn, v, n_kv_heads):
 
 
 def attention_apply_backward(dout, attn, v, n_kv_heads):
-    """-> dattn [NH, M, S] (also where attn is 0: the softmax backward drops those), dv [S, NKV*HD]."""
+    """-> dattn [NH, M, S] (also where attn is 0, which the softmax backward drops), dv [S, NKV*HD]."""
     dout = heads(dout, len(attn))
     dattn = dout @ shared_heads(v, len(attn), n_kv_heads).swapaxes(1, 2)
     return dattn, sum_groups(attn.swapaxes(1, 2) @ dout, n_kv_heads)
@@ -74,7 +74,7 @@ def attention_softmax_backward(dattn, attn):
 
 
 def attention_scores_backward(dscores, q, k, n_heads, n_kv_heads, scale, softcap=0.0):
-    """dscores [NH, M, S], 0 where a row may not look -> dq [M, NH*HD], dk [S, NKV*HD]."""
+    """dscores [NH, M, S], 0 for slots that a row does not see -> dq [M, NH*HD], dk [S, NKV*HD]."""
     q, k = heads(q, n_heads), shared_heads(k, n_heads, n_kv_heads)
     if softcap:
         dscores = dscores * (1.0 - np.tanh(scale * q @ k.swapaxes(1, 2) / softcap) ** 2)
@@ -82,7 +82,7 @@ def attention_scores_backward(dscores, q, k, n_heads, n_kv_heads, scale, softcap
 
 
 def attention_forward(q, k, v, slot, kv_start, n_heads, n_kv_heads, scale, softcap=0.0):
-    """-> out [M, NH*HD], lse [NH, M]: all that flash attention saves."""
+    """-> out [M, NH*HD], lse [NH, M], which is what flash attention saves."""
     attn, lse = attention_softmax_forward(
         attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap)
     )
@@ -95,7 +95,7 @@ def attention_delta(dout, out, n_heads):
 
 
 def attention_backward(dout, q, k, v, out, lse, slot, kv_start, n_heads, n_kv_heads, scale, softcap=0.0):
-    """The same gradient from q, k, v, out and lse alone -> dq [M, NH*HD], dk, dv [S, NKV*HD]."""
+    """The same gradient, computed only from q, k, v, out and lse -> dq [M, NH*HD], dk, dv [S, NKV*HD]."""
     scores = attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap)
     attn = np.exp(scores - lse[..., None])
     dattn, dv = attention_apply_backward(dout, attn, v, n_kv_heads)

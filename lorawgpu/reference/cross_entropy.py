@@ -1,4 +1,4 @@
-"""Cross-entropy of the SUM over target rows (the optimizer divides by the step's count), and the head in chunks.
+"""Cross-entropy, SUMMED over target rows (the optimizer divides by the step's count), and the head in chunks.
 
 lse_i  = log(sum_v exp(logits[i, v]))                loss_i  = w_i (lse_i - logits[i, target_i])
 dlogits[i, v] = w_i (exp(logits[i, v] - lse_i) - [v == target_i])           w_i = 1 without row weights
@@ -22,7 +22,7 @@ def cross_entropy_backward(logits, targets, lse, weights=1.0):
 
 
 def head_loss(x, weight, targets, chunk):
-    """The head and its loss, `chunk` rows at a time, so that full logits never exist.
+    """The head and its loss, `chunk` rows at a time, without ever holding all logits.
 
     x [n, C] after the final norm, weight [V, C], targets int [n] -> loss [n], dx [n, C] of sum(loss).
     """

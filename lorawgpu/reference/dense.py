@@ -1,4 +1,4 @@
-"""Dense product with a frozen weight [out, in].
+"""Product with a frozen dense weight [out, in].
 
 y = x W^T                                            dx = dy W
 """

@@ -1,6 +1,6 @@
-"""Dropout's keep mask: a counter-based hash, so the backward recomputes what the forward used and nothing is stored.
+"""Dropout's keep mask: a counter-based hash, so that the backward recomputes the forward's mask instead of storing it.
 
-All arithmetic is on u32 and wraps, as WGSL's does.
+All arithmetic is on u32 and wraps, as in WGSL.
 
     mix(h):      h ^= h >> 16;  h *= 0x85ebca6b;  h ^= h >> 13;  h *= 0xc2b2ae35;  h ^= h >> 16
     fold(k, w):  mix(k ^ w) + 0x9e3779b9
@@ -8,19 +8,19 @@ All arithmetic is on u32 and wraps, as WGSL's does.
     stream key:  k_i = fold(k_i, layer * 7 + module)      module: 0..6 of q, k, v, o, gate, up, down
     element:     h = mix(mix((token * in + column) ^ k_0) + k_1);    kept iff h >= floor(p * 2^32)
 
-The host computes the step key (it goes into the step buffer), the kernel the rest. Two key words because with one,
-two streams would be the same mask up to a permutation of the elements. `mix` is MurmurHash3's 32-bit finaliser.
+The host computes the step key (it goes into the step buffer), the kernel the rest. There are two key words, because
+with one, the masks of two streams would be permutations of each other. `mix` is MurmurHash3's 32-bit finalizer.
 """
 
 import numpy as np
 
-# The linears of a layer, of which `all-linear` means all. Their order is part of the mask: a change moves its bits.
+# The linear layers of a block. Changing their order would change masks.
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-START = (0x243F6A88, 0x85A308D3)  # first digits of pi: any two different words do
+START = (0x243F6A88, 0x85A308D3)  # the first digits of pi; any two different words would do
 
 
 def mix(h):
-    """uint32 array -> uint32 array, a bijection in which every input bit moves every output bit."""
+    """uint32 array -> uint32 array: a bijection in which every input bit affects every output bit."""
     h = h ^ h >> np.uint32(16)
     h = h * np.uint32(0x85EBCA6B)
     h = h ^ h >> np.uint32(13)
@@ -34,7 +34,7 @@ def fold(key, word):
 
 
 def dropout_step_key(seed, step, micro_batch):
-    """-> uint32 [2]: what the host writes into the step buffer for one micro-batch. seed may have 64 bits."""
+    """-> uint32 [2], which the host writes into the step buffer for one micro-batch. seed may have 64 bits."""
     key = np.array(START, np.uint32)
     for word in (seed, seed >> 32, step, micro_batch):
         key = fold(key, word)
@@ -42,7 +42,7 @@ def dropout_step_key(seed, step, micro_batch):
 
 
 def dropout_mask(step_key, layer, module, tokens, in_features, p):
-    """Keep mask, bool [tokens, in_features], of one adapter path; module is an index into MODULES, 0 <= p < 1."""
+    """Keep mask of one adapter path, bool [tokens, in_features]. module: an index into MODULES; 0 <= p < 1."""
     k0, k1 = fold(step_key, layer * len(MODULES) + module)
     index = np.arange(tokens * in_features, dtype=np.uint64).astype(np.uint32)
     kept = mix(mix(index ^ k0) + k1) >= np.uint32(int(p * 2**32))

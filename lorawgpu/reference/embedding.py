@@ -1,4 +1,4 @@
-"""Embedding lookup: x[t] = weight[ids[t]] * scale. The table is frozen and nothing lies below it: no backward."""
+"""Embedding lookup: x[t] = weight[ids[t]] * scale. The table is frozen, so there is no backward."""
 
 
 def embedding_forward(ids, weight, scale=1.0):

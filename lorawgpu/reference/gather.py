@@ -1,4 +1,4 @@
-"""Rows of the residual stream that have a target, and their gradients back in place.
+"""Gather target rows from the residual stream, and scatter their gradient back.
 
 y[i] = x[rows[i]]                                    dx[rows[i]] += dy[i], 0 in all other rows
 """

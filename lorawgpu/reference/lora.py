@@ -1,4 +1,4 @@
-"""LoRA's adapter path, on the unquantised input; added to the base output.
+"""LoRA's adapter path, which reads the unquantized input and is added to the base output.
 
     d(x) = x * mask / (1 - p)                            u  = d(x) A^T,        y  = scale * u B^T
     v    = dy B                                          dB = scale * dy^T u,  dA = scale * v^T d(x)

@@ -1,4 +1,4 @@
-"""The whole model in float64, forward and backward, over flat tokens: the reference of the block and of the walk.
+"""The whole model in float64, forward and backward, over flat tokens.
 
     n  = attn_in(x)                                          h = mlp_in(x1)
     q,k,v = Q(n), K(n), V(n); rope([q](q)), rope([k](k))     g, u = GATE(h), UP(h)
@@ -6,10 +6,10 @@
     x1 = x + [attn_out](O([attn_sub](a)))                    x2 = x1 + [mlp_out](DOWN([mlp_sub](m)))
     logits = rmsnorm(x_last, norm) @ head^T
 
-Norms are named by role (families.spec.Norms); those in brackets are left out where a layer has none.
+Norms are named by role (families.spec.Norms); those in brackets are optional.
 
-Every backward mirrors its forward from the last line to the first, reads what that forward left in `saved` (by weight
-name or by the name in the equations), and adds the adapter gradients into `grads` under their PEFT names.
+Each backward mirrors its forward from the last line to the first, reads what the forward put into `saved` (by weight
+name, or by the name in the equations), and adds adapter gradients to `grads` by PEFT name.
 A batch is a training micro-batch: `ids`, `position`, `slot` (= row), `kv_start`, `target_rows`, `target_ids`.
 """
 
@@ -35,14 +35,14 @@ from lorawgpu.reference.ternary import bitlinear_backward, bitlinear_forward
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """All that a forward reads. Arrays are float64.
+    """Everything that a forward reads. Arrays are float64.
 
     config: a ModelConfig. weights: HF name -> array [out, in] or [C], or a pair (T, w) for a ternary matrix.
-    adapter: PEFT name -> array. scale: alpha/r by linear, "model.layers.0.self_attn.q_proj".
+    adapter: PEFT name -> array. scale: alpha/r by linear layer, such as "model.layers.0.self_attn.q_proj".
     dropout: p, with step_key = dropout_step_key(...); 0 outside training.
-    residuals: None, or the quantisers' residuals by linear, of one micro-batch: a linear not in it records its own
-    there, one that is in it uses it. So held, BitNet is smooth, and central differences or a differently ordered
-    computation can be compared with it.
+    residuals: None, or the quantizers' residuals for one micro-batch, by linear layer. A layer missing from it records
+    its residual there; any other uses the recorded one. With residuals held, BitNet is smooth, so it can be compared
+    with central differences, or with a computation in a different order.
     """
 
     config: object
@@ -60,7 +60,7 @@ def adapter_names(linear):
 
 
 def mask_of(model, linear, shape):
-    """The keep mask of one adapter path, None without dropout."""
+    """The keep mask of one adapter path, or None without dropout."""
     if not model.dropout:
         return None
     path = linear.split(".")
@@ -87,7 +87,7 @@ def base_backward(model, linear, dy):
 
 
 def linear_forward(model, linear, x, saved):
-    """x [M, in] -> y [M, out], base plus adapter."""
+    """x [M, in] -> y [M, out] of base and adapter."""
     y = base_forward(model, linear, x)
     A, B = (model.adapter.get(name) for name in adapter_names(linear))
     if A is None:
@@ -129,7 +129,7 @@ def norm_backward(model, norm, dy, saved):
 
 
 def role_forward(model, layer, role, x, saved):
-    """The layer's norm of a role; x itself where it has none."""
+    """Apply the layer's norm of a role; return x itself if it has none."""
     path = model.config.layers[layer].norms.paths().get(role)
     return norm_forward(model, f"model.layers.{layer}.{path}", x, saved) if path else x
 
@@ -140,7 +140,7 @@ def role_backward(model, layer, role, dy, saved):
 
 
 def head_norm_forward(model, layer, role, x, saved):
-    """The norm of every head of q or k; x itself where the layer has none."""
+    """Normalize every head of q or k; return x itself if the layer has no such norm."""
     if not (path := model.config.layers[layer].norms.paths().get(role)):
         return x
     weight = model.weights[f"model.layers.{layer}.{path}.weight"]
@@ -254,9 +254,9 @@ def loss_sum(logits, batch, weights=1.0):
 
 
 def step_gradients(model, batches, seed=0, step=1):
-    """One optimizer step's loss and gradients: sums, weighted by a batch's row_weights, over the count of all targets.
+    """Loss and gradients of one optimizer step: sums, weighted by row_weights, divided by the number of targets.
 
-    seed and step (the first is 1) key the dropout, if any. -> loss, {PEFT name: gradient}.
+    seed and step (from 1) key the dropout. -> loss, {PEFT name: gradient}.
     """
     grads = {name: np.zeros(p.shape) for name, p in model.adapter.items()}
     loss, targets = 0.0, sum(len(batch.target_ids) for batch in batches)
@@ -270,9 +270,9 @@ def step_gradients(model, batches, seed=0, step=1):
 
 
 def train(model, batches, steps, *, lr, betas, eps, weight_decay, max_grad_norm, seed=0):
-    """Take `steps` AdamW steps, all over the same micro-batches.
+    """Take `steps` AdamW steps, each over the same micro-batches.
 
-    -> losses, gradient norms before clipping, the stepped adapter.
+    -> losses, gradient norms before clipping, the trained adapter.
     """
     losses, norms = [], []
     moments = {name: (np.zeros(p.shape), np.zeros(p.shape)) for name, p in model.adapter.items()}

@@ -1,4 +1,4 @@
-"""RMSNorm over the last axis; weight is frozen, so there is no dweight.
+"""RMSNorm over the last axis. The weight is frozen, so there is no dweight.
 
 rstd = 1 / sqrt(mean(x^2) + eps)                     y  = x * rstd * weight
 g    = dy * weight                                   dx = rstd * (g - x * rstd^2 * mean(g * x))

@@ -1,4 +1,4 @@
-"""Rotary position embedding, Hugging Face's half-split pairs (i, i + HD/2); tables in float64.
+"""Rotary position embedding with Hugging Face's half-split pairs (i, i + HD/2); tables in float64.
 
     angle = position * inv_freq                          inv_freq_i = theta^(-2i/HD), before any scaling
     y_lo  = x_lo cos - x_hi sin                          y_hi = x_hi cos + x_lo sin
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def rope_inv_freq(theta, head_dim):
-    """-> float64 [HD/2], the unscaled frequencies."""
+    """-> the unscaled frequencies, float64 [HD/2]."""
     return theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 

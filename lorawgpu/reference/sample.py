@@ -1,4 +1,4 @@
-"""Choosing the next token: the specification of shaders/sample.wgsl, float64 but for the 32-bit hash."""
+"""Choose the next token: the specification of shaders/sample.wgsl, in float64 except for the 32-bit hash."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from lorawgpu.reference.dropout import START, fold, mix
 
 
 def key_of(seed: int) -> np.ndarray:
-    """uint32 [2]: the key of a seed of up to 64 bits."""
+    """The key, uint32 [2], of a seed of up to 64 bits."""
     key = np.array(START, np.uint32)
     for word in (seed, seed >> 32):
         key = fold(key, word)
@@ -14,7 +14,7 @@ def key_of(seed: int) -> np.ndarray:
 
 
 def scores(logits, seen, penalty, temperature):
-    """logits [V] with the repetition penalty on the ids in `seen`, over the temperature (0: as they are)."""
+    """logits [V] with the repetition penalty applied to ids in `seen`, divided by the temperature unless it is 0."""
     out = np.array(logits, np.float64)
     held = np.unique(np.asarray(seen, np.int64))
     out[held] = np.where(out[held] < 0, out[held] * penalty, out[held] / penalty)
@@ -22,7 +22,7 @@ def scores(logits, seen, penalty, temperature):
 
 
 def kept(scores, top_k, top_p, min_p):
-    """bool [V]: tokens that may be drawn. Equal scores at a border are all kept."""
+    """bool [V]: the tokens that may be drawn. Ties at a threshold are all kept."""
     keep = np.ones(len(scores), bool)
     if 0 < top_k < len(scores):
         keep = scores >= np.sort(scores)[-top_k]
@@ -35,7 +35,7 @@ def kept(scores, top_k, top_p, min_p):
 
 
 def noise(seed, stream, position, vocab):
-    """Gumbel noise [V] of one draw: -log(-log u), u uniform in (0, 1)."""
+    """Gumbel noise [V] for one draw: -log(-log u), with u uniform in (0, 1)."""
     k0, k1 = fold(fold(key_of(seed), stream), position)
     v = (mix(mix(np.arange(vocab, dtype=np.uint32) ^ k0) + k1).astype(np.float64) + 0.5) / 2**32
     return -np.log(-np.log1p(-v))

@@ -1,17 +1,18 @@
 """Ternary BitLinear and the packed 2-bit store of its weights.
 
-    y  = (xq . T^T) * w / s                              T [out, in] in {-1, 0, 1}, w one scale a matrix
-    dx = (dy * w) . T                                    (straight through the quantiser)
+    y  = (xq . T^T) * w / s                              T [out, in] in {-1, 0, 1}, one scale w per matrix
+    dx = (dy * w) . T                                    (straight through the quantizer)
 
-The product is an integer one, so it is exact in any order. Matrices stacked by rows (q, k, v) keep their own scales:
-w may be a vector [out]. Store: uint8 [r, in], r = ceil(out/4); bits 2i..2i+1 of byte [j, c] hold T[j + i*r, c] + 1.
+The product is an integer product, so it is exact in any order. Matrices stacked by rows (q, k, v) keep their own
+scales, so w may be a vector [out]. Store: uint8 [r, in], r = ceil(out/4); bits 2i..2i+1 of byte [j, c] hold
+T[j + i*r, c] + 1.
 """
 
 import numpy as np
 
 
 def ternary_pack(T):
-    """T [out, in] in {-1, 0, 1} -> uint8 [ceil(out/4), in]; missing rows are stored as bits 00."""
+    """T [out, in] in {-1, 0, 1} -> uint8 [ceil(out/4), in]. Rows past the end have bits 00."""
     out, n = T.shape
     rows = -(-out // 4)
     codes = np.zeros((4 * rows, n), np.uint8)
@@ -27,7 +28,7 @@ def ternary_unpack(packed, out):
 
 
 def ternary_from_master(weight):
-    """Online quantisation of a master weight [out, in], float32 -> T int8 [out, in], w float32.
+    """Online quantization of a master weight [out, in], float32 -> T int8 [out, in], w float32.
 
     w = max(mean|W|, 1e-5) over the whole matrix, T = clamp(round(W / w), -1, 1).
     """

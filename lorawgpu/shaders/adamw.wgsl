@@ -3,16 +3,16 @@
 // uses: common/finite.wgsl
 // uses: common/state.wgsl
 // uses: common/step.wgsl
-// Gradient norm, clip and PyTorch's AdamW over flat buffers. params, grads, exp_avg, exp_avg_sq: (4 * count4)
+// Gradient norm, clipping and PyTorch's AdamW over flat buffers. weights, grads, exp_avg, exp_avg_sq: (4 * count4)
 //   norm_partial:  partials[first + group] = sum of (grads * inv_targets)^2 over the group's SPAN * WG * 4 elements
-//   norm_finish:   norm = sqrt(sum of partials[0 .. count4)); not finite: the step is bad      Grid: one workgroup
+//   norm_finish:   norm = sqrt(sum of partials[0 .. count4)); if not finite, the step is bad   Grid: one workgroup
 //   adamw:         g = grads * inv_targets * min(1, max_norm / (norm + 1e-6))                  max_norm <= 0: no clip
 //                  p -= lr * weight_decay * p;  m += (1 - b1) * (g - m);  v = b2 * v + (1 - b2) * g^2
 //                  p -= lr * m_scale * m / (sqrt(v) * v_scale + eps)
-// Grid of adamw: one thread for four elements. A bad step changes nothing. 1 - b1 and 1 - b2 come from float64.
+// Grid of adamw: one thread per four elements. A bad step changes nothing. 1 - b1 and 1 - b2 are computed in float64.
 
 const WG: u32 = 256u;
-const SPAN = 16u; // vec4s a thread sums
+const SPAN = 16u; // vec4s per thread
 
 struct Params {
     count4: u32, first: u32, record_id: u32,
@@ -34,7 +34,7 @@ fn norm_partial(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) 
                 @builtin(local_invocation_index) lane: u32) {
     let group = group_index(wid, groups);
     let base = group * SPAN * WG;
-    if (base >= params.count4) { return; } // the whole workgroup alike
+    if (base >= params.count4) { return; } // uniform in the workgroup
     var sum = 0.0;
     for (var i = base + lane; i < min(base + SPAN * WG, params.count4); i += WG) {
         let g = grads[i] * step.inv_targets;

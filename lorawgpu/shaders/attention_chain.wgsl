@@ -1,15 +1,15 @@
 // uses: common/exp.wgsl
-// Attention as a chain of products, the check for flash attention. Equations: reference/attention.py.
+// Attention as a chain of separate products, to check flash attention against. Equations: reference/attention.py.
 //   scores            weights[h,t,j] = scale * sum_d x[t,h,d] cache[j,h/G,d]       (q.k, and dout.v for dattn)
 //   softmax           weights -> attn, in place; lse[t,h] = (max_j weights / ln 2, 1 / sum_j exp(weights - max))
 //   apply             row_out[t,h,d] = scale * sum_j attn[h,t,j] cache[j,h/G,d]    (out, and dq from dscores)
 //   softmax_backward  weights = attn (weights - sum_j attn weights), in place      (dattn -> dscores)
 //   apply_transposed  slot_out[j,d] = scale * sum over G heads and t of attn[h,t,j] x[t,h,d]   (dv; dk from dscores)
 // x, row_out [rows, row_ld]; cache, slot_out [slots, slot_ld]; weights, attn [heads, rows, span], span >= slots.
-// Row t sees the slots kv_start[t] .. slot[t]. `scores` writes only tiles that some row sees; both softmaxes write every
-// weight, zero where a row may not look. apply_transposed needs slot[t] = t and segment_end <= rows.
+// Row t sees slots kv_start[t] .. slot[t]. `scores` writes only tiles that some row sees; both softmax kernels write
+// every weight, 0 for slots that a row does not see. apply_transposed needs slot[t] = t and segment_end <= rows.
 // Grid, 16 x 16 tiles: scores (slots, rows, heads); apply (head_dim, rows, heads); apply_transposed (head_dim, slots,
-// kv heads); both softmaxes one workgroup a row: (rows, heads). Saved: lse.
+// kv heads). Both softmax kernels: one workgroup per row, (rows, heads). Saved: lse.
 // uses: common/reduce.wgsl
 
 const WG: u32 = 256u;
@@ -30,7 +30,7 @@ struct Params { rows: u32, slots: u32, span: u32, heads: u32, group: u32, head_d
 @group(0) @binding(9) var<storage, read_write> slot_out: array<f32>;
 @group(0) @binding(10) var<storage, read_write> lse: array<vec2<f32>>;
 
-// One element of padding a row: columns fall into different banks.
+// One element of padding per row, so that columns fall into different banks.
 var<workgroup> left: array<array<f32, 17>, TILE>;
 var<workgroup> right: array<array<f32, 17>, TILE>;
 
@@ -49,7 +49,7 @@ fn attn_at(h: u32, t: u32, j: u32) -> f32 {
     return attn[(h * params.rows + t) * params.span + j];
 }
 
-// First and last slot that any of the rows t0 .. t0+15 sees.
+// The first and the last slot that any of the rows t0 .. t0+15 sees.
 fn tile_range(t0: u32) -> vec2<u32> {
     var lo = 0xffffffffu;
     var hi = 0u;
@@ -66,7 +66,7 @@ fn scores(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) l
     let j = wid.x * TILE + lid.x;
     let h = wid.z;
     let range = tile_range(wid.y * TILE);
-    if (wid.x * TILE > range.y || wid.x * TILE + TILE <= range.x) { return; } // the whole workgroup: wid alone decides
+    if (wid.x * TILE > range.y || wid.x * TILE + TILE <= range.x) { return; } // uniform: depends only on wid
     var sum = 0.0;
     for (var d = 0u; d < params.head_dim; d += TILE) {
         left[lid.y][lid.x] = row_at(t, h, d + lid.x);
@@ -162,5 +162,5 @@ fn apply_transposed(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invoca
     }
 }
 
-// A weight of 0 hides whatever its slot holds: a slot that nobody wrote may hold NaN.
+// A weight of 0 must hide the slot's value, because a slot that was never written may hold NaN.
 fn add_product(sum: f32, weight: f32, value: f32) -> f32 { return select(fma(weight, value, sum), sum, weight == 0.0); }

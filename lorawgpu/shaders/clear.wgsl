@@ -1,4 +1,4 @@
-// Fill with zeros. out: (count). Grid: (x, y) workgroups of 256, stride = 256 x elements a row of workgroups.
+// Fill with zeros. out: (count). Grid: (x, y) workgroups of 256, stride = 256 x elements per row of workgroups.
 struct Params { count: u32, stride: u32 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -7,10 +7,10 @@
 //   loss[i] = lse - logits[i, id],  lse = log(sum_v exp(logits[i, v]))          id = target_ids[start + i]
 //   dlogits[i, v] = exp(logits[i, v] - lse) - [v == id]      of the SUM of losses, in place of the logits
 // A row with a negative id, or past the end of target_ids, is unused: loss 0, dlogits 0. Columns from V on become 0.
-//   loss:           losses alone        loss_and_grad:  both        Grid: one workgroup per row, online max and sum.
+//   loss:           losses only         loss_and_grad:  both        Grid: one workgroup per row, online max and sum.
 //   weighted_loss, weighted_loss_and_grad:  the same with loss[i] and dlogits[i] multiplied by row_weights[start + i]
 //   add_losses:     total += sum of losses[start .. start+rows). Grid: one workgroup. total is a 64-bit fixed-point number
-//                   (whole, 2^-32 parts): exact, where compilers simplify the compensation out of a float sum.
+//                   (whole, units of 2^-32): exact, whereas compilers optimize the compensation of a float sum away.
 // A non-finite loss marks the step bad.
 
 const WG: u32 = 256u;
@@ -30,13 +30,13 @@ var<workgroup> sums: array<vec2<u32>, WG>;
 
 fn columns(c: u32) -> vec4<u32> { return vec4(4u * c) + vec4(0u, 1u, 2u, 3u); }
 
-fn target_of(row: u32) -> u32 { // V or more: an unused row
+fn target_of(row: u32) -> u32 { // V or more for an unused row
     let i = params.start + row;
     if (i >= params.count) { return params.V; }
     return u32(target_ids[i]);
 }
 
-// (max, sum of exp(logit - max)) of a row, over its first `n4` groups of four columns; writes the loss.
+// (max, sum of exp(logit - max)) of a row, over its first `n4` vec4s. Writes the loss.
 fn row_loss(row: u32, id: u32, n4: u32, lane: u32) -> vec2<f32> {
     let base = row * params.ld4;
     var logit = 0.0;
@@ -63,7 +63,7 @@ fn row_loss(row: u32, id: u32, n4: u32, lane: u32) -> vec2<f32> {
 fn loss(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let row = group_index(wid, groups);
-    if (row >= params.rows) { return; } // the whole workgroup alike
+    if (row >= params.rows) { return; } // uniform in the workgroup
     let id = target_of(row);
     row_loss(row, id, select(0u, params.ld4, id < params.V), lane);
 }
@@ -84,9 +84,9 @@ fn loss_and_grad(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups)
     }
 }
 
-// The weight of a row, by which lane 0 multiplies the loss that it has just written.
+// Returns the weight of a row; lane 0 multiplies by it the loss that it has just written.
 fn weigh_loss(row: u32, id: u32, lane: u32) -> f32 {
-    if (id >= params.V) { return 0.0; } // unused: no host and no kernel need have written its weight
+    if (id >= params.V) { return 0.0; } // unused: its weight may never have been written
     let i = params.start + row;
     let weight = row_weights[i];
     if (lane == 0u) {
@@ -123,7 +123,7 @@ fn weighted_loss_and_grad(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_wo
     }
 }
 
-fn fixed_point(x: f32) -> vec2<u32> { // two's complement, so that a loss that rounding made negative counts too
+fn fixed_point(x: f32) -> vec2<u32> { // two's complement, because rounding can make a loss negative
     let whole = floor(x);
     return select(vec2(0u), vec2(u32(i32(whole)), u32((x - whole) * 0x1p32f)), is_finite(x));
 }

@@ -1,9 +1,9 @@
 // uses: common/step.wgsl
 // uses: common/hash.wgsl
-// Dropout of an adapter path: y (+)= x * mask / (1 - p). x, y: (rows, ld), `width` columns of them real.
+// Dropout on an adapter path: y (+)= x * mask / (1 - p). x, y: (rows, ld), of which `width` columns are real.
 //   k_i = fold(step key_i, stream);  h = mix(mix((token * width + column) ^ k_0) + k_1);  kept iff h >= threshold
-// reference/dropout.py has the same integer arithmetic. Nothing is saved: the backward computes the mask again.
-// Grid: (x, y) workgroups of 256, stride = 256 x; one vec4 a lane.
+// reference/dropout.py has the same integer arithmetic. Nothing is saved: the backward recomputes the mask.
+// Grid: (x, y) workgroups of 256, stride = 256 x; one vec4 per lane.
 
 override ACCUMULATE: bool = false;
 

@@ -1,16 +1,16 @@
 // uses: common/exp.wgsl
 // uses: common/grid.wgsl
 // uses: common/state.wgsl
-// Gating of the feed-forward middle. gu, dgu: (rows, 2*ld), gate in columns [0, I), up in [ld, ld+I); m, dm: (rows, ld)
+// The gate of the feed-forward. gu, dgu: (rows, 2*ld), gate in columns [0, I), up in [ld, ld+I); m, dm: (rows, ld)
 //   forward:   m = act(g) * u
 //   backward:  dg = dm * u * act'(g);  du = dm * act(g)
 //   relu2:  act = max(g, 0)^2           act' = 2 max(g, 0)
 //   silu:   act = g * sig(g)            act' = sig(g) * (1 + g * (1 - sig(g)))
-// Grid: one thread for four columns of m. Saved: gu. All float32: relu2 overflows f16.
-// A non-finite g or u marks the step bad here: max(NaN, 0) is 0.
+// Grid: one thread per four columns of m. Saved: gu. All float32, because relu2 overflows f16.
+// A non-finite g or u marks the step bad here, because max(NaN, 0) is 0.
 
 const WG: u32 = 256u;
-override SILU: bool; // else relu2
+override SILU: bool; // otherwise relu2
 
 struct Params { rows: u32, ld4: u32, record_id: u32 }
 
@@ -21,7 +21,7 @@ struct Params { rows: u32, ld4: u32, record_id: u32 }
 @group(0) @binding(4) var<storage, read> dm: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> dgu: array<vec4<f32>>;
 
-fn sigmoid(g: vec4<f32>) -> vec4<f32> { // exp of negative values only: it never overflows
+fn sigmoid(g: vec4<f32>) -> vec4<f32> { // exp of negative values only, so it never overflows
     let e = exact_exp4(-abs(g));
     return select(e, vec4(1.0), g >= vec4(0.0)) / (1.0 + e);
 }

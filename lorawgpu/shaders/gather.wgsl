@@ -1,9 +1,9 @@
 // uses: common/grid.wgsl
-// Rows of the residual stream that have a target, and their gradient back in place. x, dx: (M, ld); y, dy: (rows, ld)
+// Gathers target rows of the residual stream, and scatters their gradient back. x, dx: (M, ld); y, dy: (rows, ld)
 //   forward:   y[i] = x[index[start+i]]       backward:  dx[index[start+i]] = dy[i]
-// where target_ids[start+i] >= 0. Other rows of y become 0; no other row of dx is written (clear it before).
-// index, target_ids: (count); an i past their end has no target. Rows are unique: a plain store.
-// Grid: one thread for four columns of y.
+// if target_ids[start+i] >= 0. Other rows of y become 0; other rows of dx are not written (clear it before).
+// index, target_ids: (count); start+i past their end has no target. Rows are unique, so a plain store suffices.
+// Grid: one thread per four columns of y.
 
 const WG: u32 = 256u;
 
@@ -17,7 +17,7 @@ struct Params { rows: u32, ld4: u32, start: u32, count: u32, source_rows: u32 }
 @group(0) @binding(5) var<storage, read> dy: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read_write> dx: array<vec4<f32>>;
 
-fn source_row(row: u32) -> u32 { // at least source_rows: none
+fn source_row(row: u32) -> u32 { // source_rows or more for none
     let i = params.start + row;
     if (i >= params.count) { return params.source_rows; }
     return select(params.source_rows, u32(index[i]), target_ids[i] >= 0);

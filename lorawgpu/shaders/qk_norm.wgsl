@@ -1,9 +1,9 @@
 // uses: common/grid.wgsl
 // uses: common/reduce.wgsl
-// RMSNorm of each head of q and k in a fused projection. x, y, dy: (rows, ld), q from column 0, k from k_off, v from v_off.
-//   forward:   rstd = 1/sqrt(mean(x^2) + eps) of a head;  y = x * rstd * weight for q and k,  y = x for v
-//   backward:  g = dy * weight;  dy = rstd * (g - x * rstd^2 * mean(g * x)) for q and k, in place;  dv stays
-// q_weight, k_weight: (HD). Grid: one workgroup per row and head of q, k (forward: and v). Saved: x; rstd is made again.
+// RMSNorm on each head of q and k in a fused projection. x, y, dy: (rows, ld), q from column 0, k from k_off, v from v_off.
+//   forward:   rstd = 1/sqrt(mean(x^2) + eps) per head;  y = x * rstd * weight for q and k,  y = x for v
+//   backward:  g = dy * weight;  dy = rstd * (g - x * rstd^2 * mean(g * x)) for q and k, in place;  dv is unchanged
+// q_weight, k_weight: (HD). Grid: one workgroup per row and head of q, k (forward: and v). Saved: x; rstd is recomputed.
 
 const WG: u32 = 64u;
 
@@ -40,7 +40,7 @@ fn forward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) group
            @builtin(local_invocation_index) lane: u32) {
     let all = params.heads + 2u * params.kv_heads;
     let id = group_index(wid, groups);
-    if (id >= params.rows * all) { return; } // the whole workgroup alike
+    if (id >= params.rows * all) { return; } // uniform in the workgroup
     let head = head_of(id / all, id % all);
     let rstd = rstd_of(head.start, lane);
     for (var d = lane; d < params.HD; d += WG) {
@@ -57,7 +57,7 @@ fn backward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) grou
     if (id >= params.rows * all) { return; }
     let head = head_of(id / all, id % all);
     let rstd = rstd_of(head.start, lane);
-    var sum = 0.0; // of g * x
+    var sum = 0.0; // sum of g * x
     for (var d = lane; d < params.HD; d += WG) {
         sum += dy[head.start + d] * weight_of(head.part, d) * x[head.start + d];
     }

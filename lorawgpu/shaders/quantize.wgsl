@@ -4,17 +4,17 @@
 // uses: common/divide.wgsl
 // uses: common/finite.wgsl
 // uses: common/state.wgsl
-// BitNet's per-token int8 quantiser, alone or with the RMSNorm before it. x, y: (rows, ld); weight: (ld); rstd: (rows)
+// BitNet's per-token int8 quantizer, with or without the RMSNorm before it. x, y: (rows, ld); weight: (ld); rstd: (rows)
 //   quantize:               v = x
 //   rmsnorm_quantize:       rstd = 1/sqrt(mean(x^2) + eps);  v = x * rstd * weight
-//   rmsnorm_quantize_keep:  the same, and y = v (LoRA reads the unquantised row)
+//   rmsnorm_quantize_keep:  the same, and y = v (LoRA reads the unquantized row)
 //   all:  s = 127 / max(max|v|, 1e-5);  xq = clamp(round_half_even(v * s), -128, 127)
-// xq: (rows, ld/4) words of four columns, the lowest byte first. qscale: (rows, 2) words: bits of f32 1/s, and the i32
-// sum of the row of xq (a ternary product works on codes T + 1 and subtracts it).
-// A non-finite x marks the step bad here: rounding would turn NaN into a number.
+// xq: (rows, ld/4) words of four columns, lowest byte first. qscale: (rows, 2) words: bits of f32 1/s, and the i32 sum of
+// the row of xq, which a ternary product subtracts because it uses codes T + 1.
+// A non-finite x marks the step bad here, because rounding would turn NaN into a number.
 // Grid: one workgroup per row. Backward: straight through, dx = dv.
 
-const WG: u32 = 128u; // barriers of more threads cost more than the longer loop, most of all on a CPU adapter
+const WG: u32 = 128u; // more threads cost more in barriers than they save in the loop, above all on software adapters
 
 struct Params { rows: u32, ld4: u32, C: f32, eps: f32, record_id: u32 }
 
@@ -27,7 +27,7 @@ struct Params { rows: u32, ld4: u32, C: f32, eps: f32, record_id: u32 }
 @group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> state: array<atomic<u32>>;
 
-fn max_bits(v: vec4<f32>) -> u32 { // of |v|: ordered as the values are, with infinity and NaN on top
+fn max_bits(v: vec4<f32>) -> u32 { // bits of |v|, which have the order of the values, with infinity and NaN on top
     let b = bitcast<vec4<u32>>(v) & vec4(0x7fffffffu);
     return max(max(b.x, b.y), max(b.z, b.w));
 }
@@ -55,7 +55,7 @@ fn sum4(q: vec4<i32>) -> u32 { return u32(q.x + q.y + q.z + q.w); }
 fn quantize(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
             @builtin(local_invocation_index) lane: u32) {
     let row = group_index(wid, groups);
-    if (row >= params.rows) { return; } // the whole workgroup alike
+    if (row >= params.rows) { return; } // uniform in the workgroup
     let base = row * params.ld4;
     var largest = 0u;
     for (var c = lane; c < params.ld4; c += WG) { largest = max(largest, max_bits(x[base + c])); }
@@ -70,7 +70,7 @@ fn quantize(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) grou
     finish_row(row, lane, s, row_sum, largest < 0x7f800000u);
 }
 
-// The two entry points below differ by one store: an entry point binds exactly the buffers that it names.
+// The two entry points below differ by one store, because an entry point binds exactly the buffers that it uses.
 fn row_rstd(base: u32, lane: u32) -> vec2<f32> { // (rstd, sum of squares)
     var sum = 0.0;
     for (var c = lane; c < params.ld4; c += WG) { sum += dot(x[base + c], x[base + c]); }

@@ -1,6 +1,6 @@
 // Random weights for benchmarks: out (count words), from a hash of (seed, index).
-//   kind 0: ternary codes 0, 1, 2 in 2-bit fields   1: two bf16 a word   2: f32, both N(0, scale^2) nearly   3: ones
-// Grid: (x, y) workgroups of 256, stride = 256 x; one word a lane.
+//   kind 0: ternary codes 0, 1, 2 in 2-bit fields   1: two bf16 per word   2: f32; both about N(0, scale^2)   3: ones
+// Grid: (x, y) workgroups of 256, stride = 256 x; one word per lane.
 struct Params { count: u32, stride: u32, kind: u32, seed: u32, scale: f32 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -12,7 +12,7 @@ fn hash(v: u32) -> u32 {
     h ^= h >> 13u; h *= 0xc2b2ae35u;
     return h ^ (h >> 16u);
 }
-// Sum of four uniforms: close enough to a normal for a benchmark.
+// The sum of four uniforms, close enough to a normal distribution for benchmarks.
 fn normal(h: u32) -> f32 {
     let u = vec4<f32>(unpack4xU8(h)) / 255.0 - 0.5;
     return params.scale * 1.7320508 * (u.x + u.y + u.z + u.w);

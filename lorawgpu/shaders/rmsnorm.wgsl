@@ -4,9 +4,9 @@
 //   forward:   rstd = 1/sqrt(mean(x^2) + eps);  y = x * rstd * weight
 //   add:       y = residual + x * rstd * weight
 //   backward:  g = dy * weight;  dx = rstd * (g - x * rstd^2 * mean(g * x))
-// Grid: one workgroup per row. Saved: x, rstd. weight is frozen, so there is no dweight. `add` has the same backward.
+// Grid: one workgroup per row. Saved: x, rstd. The weight is frozen, so there is no dweight. `add` has the same backward.
 
-const WG: u32 = 128u; // barriers of more threads cost more than the longer loop, most of all on a CPU adapter
+const WG: u32 = 128u; // more threads cost more in barriers than they save in the loop, above all on software adapters
 override ACCUMULATE: bool = false; // backward: dx += instead of dx =
 
 struct Params { rows: u32, ld4: u32, C: f32, eps: f32 }
@@ -29,7 +29,7 @@ struct Params { rows: u32, ld4: u32, C: f32, eps: f32 }
 fn forward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
            @builtin(local_invocation_index) lane: u32) {
     let row = group_index(wid, groups);
-    if (row >= params.rows) { return; } // the whole workgroup alike
+    if (row >= params.rows) { return; } // uniform in the workgroup
     let base = row * params.ld4;
     var sum = 0.0;
     for (var c = lane; c < params.ld4; c += WG) { sum += dot(x[base + c], x[base + c]); }
@@ -58,7 +58,7 @@ fn backward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) grou
     if (row >= params.rows) { return; }
     let base = row * params.ld4;
     let r = rstd[row];
-    var sum = 0.0; // of g * x
+    var sum = 0.0; // sum of g * x
     for (var c = lane; c < params.ld4; c += WG) { sum += dot(dy[base + c] * weight[c], x[base + c]); }
     let k = workgroup_sum(sum, lane) / params.C * r * r;
     for (var c = lane; c < params.ld4; c += WG) {

@@ -1,28 +1,28 @@
-// The next token of each sequence, chosen on the GPU, and the step to it. logits: (rows, ld), `vocab` of them real.
+// Chooses the next token of each sequence and advances the sequence. logits: (rows, ld), of which `vocab` are real.
 //   score = (seen: logit < 0 ? logit * penalty : logit / penalty; else logit) * inv_temperature
 //   token = argmax over score >= floor of score + noise,  noise = -log(-log u): a draw from softmax(score) (Gumbel)
 //   floor = the larger of floors[row] (top-k and top-p, sample_floor.wgsl) and the largest score + log(min_p)
-//   u of (key, stream of the sequence, position, token) by a hash: the same wherever and in whatever company it is drawn
-// Equal best ones: the lowest id.
+//   u is a hash of (key, stream of the sequence, position, token), so a draw depends neither on its row nor on the batch
+// Ties go to the lowest id.
 // Entry points: peak (the best of each of `groups` stripes), draw (the same with floor and noise), finish (the best of
-// the stripes becomes the next input). Greedy: peak, finish.
-// A row without a finite best score, or a step marked bad, gives the token 0xffffffff.
+// all stripes becomes the next input). Greedy: peak, finish.
+// A row without a finite best score, or a step marked bad, yields token 0xffffffff.
 // uses: common/hash.wgsl
 // uses: common/score.wgsl
 
 override FIELD: u32; // words from one field of `rows` to the next: ids, position, slot, kv_start, end, stream, count
-override RING: u32; // tokens that `history` keeps of a row
+override RING: u32; // tokens per row in `history`
 
 const WG: u32 = 256u;
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<uniform> settings: Settings;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
-@group(0) @binding(3) var<storage, read> seen: array<u32>; // bits (rows, seen_ld words): tokens of the sequence so far
+@group(0) @binding(3) var<storage, read> seen: array<u32>; // bit set (rows, seen_ld words) of the sequence's tokens so far
 @group(0) @binding(4) var<storage, read> rows: array<u32>;
-@group(0) @binding(5) var<storage, read_write> floors: array<u32>; // (rows): ordered keys
+@group(0) @binding(5) var<storage, read_write> floors: array<u32>; // (rows), as ordered keys
 @group(0) @binding(6) var<storage, read_write> stripes: array<Best>; // (rows, groups)
-@group(0) @binding(7) var<storage, read> peaks: array<Best>; // what `peak` wrote
+@group(0) @binding(7) var<storage, read> peaks: array<Best>; // written by `peak`
 // finish
 @group(0) @binding(8) var<storage, read_write> next_rows: array<u32>; // rows
 @group(0) @binding(9) var<storage, read_write> next_seen: array<u32>; // seen
@@ -31,7 +31,7 @@ const WG: u32 = 256u;
 
 fn noise(k0: u32, k1: u32, id: u32) -> f32 {
     let v = (f32(mix32(mix32(id ^ k0) + k1)) + 0.5) * 0x1p-32f; // 1 - u, in (0, 1]
-    let e = select(-log(max(1.0 - v, 0x1p-32f)), v, v < 1e-3); // -log u; the small ones win, and v is exact there
+    let e = select(-log(max(1.0 - v, 0x1p-32f)), v, v < 1e-3); // -log u; small values win, and there v is exact
     return -log(e);
 }
 

@@ -1,9 +1,9 @@
 // The lowest score that top-k or top-p keeps, as the largest ordered key t with
 //   sum_{key >= t} weight >= goal      top-k: weight 1, goal k;   top-p: weight exp(score - top), goal p times their sum,
-//   both above the floor found before. Equal scores at the floor are all kept.
-// found digit by digit of four bits, from the highest: a dispatch sums the weights above each of the 16 values of its
-// digit, by stripes; the next one adds the stripes, takes the digit and goes on. Sums have one fixed order.
-// partial: (2, rows, groups, 4) and search: (2, rows): t, bits of goal, of top, floor. A dispatch writes one half and
+//   over keys at or above the previous floor. Ties at the floor are all kept.
+// t is found in digits of four bits, highest first: a dispatch sums, per stripe, the weights at or above each of the 16
+// values of its digit; the next dispatch adds up the stripes and picks the digit. Sums have a fixed order.
+// partial: (2, rows, groups, 4); search: (2, rows): t, bits of goal, bits of top, floor. A dispatch writes one half and
 // reads the other.
 // Entry points: digit (`bit` 28, 24, .. 0; grid (groups, rows)), settle (floors[row] = t; grid (1, rows)).
 // uses: common/score.wgsl
@@ -24,7 +24,7 @@ var<workgroup> known: vec4<u32>;
 
 fn half_of(bit: u32) -> u32 { return bit / 4u % 2u; }
 
-// Adds scratch over lanes of equal index modulo `width`; the sums are in scratch[0 .. width-1].
+// Adds up scratch over lanes with the same index modulo `width`; the sums are in scratch[0 .. width-1].
 fn add_lanes(lane: u32, width: u32) {
     workgroupBarrier();
     for (var s = WG / 2u; s >= width; s /= 2u) {
@@ -33,7 +33,7 @@ fn add_lanes(lane: u32, width: u32) {
     }
 }
 
-// t, goal, top and floor after the digit at `bit` is known; uniform.
+// t, goal, top and floor once the digit at `bit` is known; uniform.
 fn after_digit(row: u32, rows: u32, lane: u32, bit: u32) -> vec4<u32> {
     var sum = vec4(0.0);
     let base = (half_of(bit) * rows + row) * params.groups * 4u;
@@ -47,7 +47,7 @@ fn after_digit(row: u32, rows: u32, lane: u32, bit: u32) -> vec4<u32> {
         var digit = 0u;
         for (var q = 0u; q < 4u; q += 1u) {
             let reached = vec4<u32>(scratch[q] >= vec4(goal));
-            digit += reached.x + reached.y + reached.z + reached.w; // sums fall: the reached ones come first
+            digit += reached.x + reached.y + reached.z + reached.w; // sums are descending, so those that reach the goal come first
         }
         known.x |= (max(digit, 1u) - 1u) << bit;
     }
@@ -71,7 +71,7 @@ fn digit(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) grid: v
     var s2 = vec4(0.0);
     var s3 = vec4(0.0);
     let t0 = vec4(now.x) | (vec4(0u, 1u, 2u, 3u) << vec4(params.bit));
-    let step = 4u << params.bit; // of four values of the digit
+    let step = 4u << params.bit; // four values of the digit
     for (var id = wid.x * WG + lane; id < params.vocab; id += params.groups * WG) {
         let score = score_of(row, id);
         let key = ordered(score);

@@ -1,13 +1,13 @@
-// The bookkeeping of one optimizer step over its micro-batches. Grid: one thread.
-//   begin:  nothing bad seen yet, no loss yet        end:  count bad steps
+// The bookkeeping of one optimizer step. Grid: one thread.
+//   begin:  clear the bad flag and the loss        end:  count steps and bad steps
 // state: 16 words
-//   0  1: something non-finite was seen in this step
-//   1  lowest id of a record that saw it in this step, 0xffffffff: none
-//   2  how many steps up to this one were bad in a row
-//   3  how many were bad in all
-//   4  word 1 of the latest bad step: what to show when the host reads a few steps late
-//   5  how many steps have ended
-// total: the step's loss, as cross_entropy.wgsl adds it.
+//   0  1 if something non-finite was seen in this step
+//   1  lowest id of a record that saw it in this step; 0xffffffff if none
+//   2  bad steps in a row, up to this one
+//   3  bad steps in total
+//   4  word 1 of the latest bad step, for a host that reads a few steps late
+//   5  steps that have ended
+// total: the step's loss, as added up by cross_entropy.wgsl.
 
 @group(0) @binding(0) var<storage, read_write> state: array<atomic<u32>>;
 @group(0) @binding(1) var<storage, read_write> total: array<vec2<u32>>;

@@ -1,6 +1,6 @@
 // uses: common/grid.wgsl
 // total[i] = sum over p of parts[p,i], in the order of p. parts [parts, count4], total [count4] vec4s.
-// Grid: a thread a vec4, folded (ops/checks.py).
+// Grid: one thread per vec4, folded (ops/checks.py).
 struct Params { count4: u32, parts: u32 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -1,6 +1,6 @@
-// out[m, s n + c] (+)= sum over the splits z of group s, ascending, of parts[z, m, c].
-// parts: (splits, M, n), groups of splits end at end0, end1, end2; out: (M, ldo).
-// Grid: (x, y) workgroups of 64, stride = 64 x; one vec4 of out a lane.
+// out[m, s n + c] (+)= sum of parts[z, m, c] over the splits z of group s, in ascending order.
+// parts: (splits, M, n); groups of splits end at end0, end1, end2; out: (M, ldo).
+// Grid: (x, y) workgroups of 64, stride = 64 x; one vec4 of out per lane.
 override ACCUMULATE: bool = false;
 
 struct Params {

@@ -37,7 +37,7 @@ from lorawgpu.train.loggers import require_loggers
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.hf_folder import read_config
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
-from lorawgpu.weights.synthetic import outline
+from lorawgpu.weights.synthetic import meta_model
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange:
     dry device no weights are read. Raises DeviceError if the run does not fit, with settings that would.
     """
     with device_errors():
-        model = (outline if device.dry else load_model)(device, run.checkpoint)
+        model = (meta_model if device.dry else load_model)(device, run.checkpoint)
         weights = dict(device.memory.held)
         try:
             return _engine(run, device, model, kernels, exchange)

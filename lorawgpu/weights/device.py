@@ -1,4 +1,4 @@
-"""Frozen weight matrices on the GPU, exactly as they are stored (ops/stores.py)."""
+"""Upload frozen weight matrices without changing their values (stores: ops/stores.py)."""
 
 from dataclasses import dataclass
 from functools import singledispatch
@@ -15,7 +15,7 @@ from lorawgpu.weights.tensors import Dense, Ternary
 
 @dataclass(frozen=True)
 class Lines:
-    """A matrix on the host as the device stores it: `data` [lines, elements], both axes of the matrix padded to 16."""
+    """A matrix on the host in the device's layout: `data` [lines, elements], both axes of the matrix padded to 16."""
 
     store: Store
     data: np.ndarray
@@ -32,7 +32,7 @@ class Lines:
 
 @singledispatch
 def lines_of(matrix) -> Lines:
-    """A matrix of weights/tensors.py packed for the device. A new kind registers its own function."""
+    """Pack a matrix of weights/tensors.py for the device. A new kind of matrix registers its own function."""
     raise TypeError(f"{type(matrix).__name__} is not a matrix that a device can hold")
 
 
@@ -47,7 +47,7 @@ def _(matrix: Ternary) -> Lines:
 
 
 def stack_weight(device, matrices: list, label: str) -> Weight:
-    """Matrices stacked by rows, each kept exactly as stored, whether or not their stores are the same."""
+    """Upload matrices stacked by rows. Each keeps its own store."""
     stacked = [lines_of(matrix) for matrix in matrices]
     weight = empty_weight(device, [(m.store, m.rows, m.scale) for m in stacked], stacked[0].columns, label)
     for matrix, end in zip(stacked, weight.segments.ends, strict=True):
@@ -62,10 +62,10 @@ def stack_weight(device, matrices: list, label: str) -> Weight:
 
 
 def empty_weight(device, stacked: list, columns: int, label: str) -> Weight:
-    """A zeroed weight for matrices of (store, padded rows, scale) and `columns` (padded), stacked by rows.
+    """A zeroed weight for matrices (store, padded rows, scale) of `columns` (padded) columns, stacked by rows.
 
-    It is cut where the store changes and where a binding is full. Where parts end is part of the result's bits: a
-    transposed product adds them one after another.
+    It is cut where the store changes and where a binding is full. Where it is cut affects the bits of dx = dy W, which
+    adds up the parts in order.
     """
     ends = tuple(accumulate(rows for _, rows, _ in stacked))
     parts, start = [], 0
@@ -77,7 +77,7 @@ def empty_weight(device, stacked: list, columns: int, label: str) -> Weight:
 
 
 def _cut(device, store: Store, start: int, stop: int, columns: int, label: str) -> list[Part]:
-    """Zeroed parts for rows [start, stop), each within one binding and of whole padded lots of lines."""
+    """Zeroed parts for rows [start, stop), each within one binding and cut at padded lines."""
     _, width = store.shape(stop - start, columns)
     line_bytes = width * np.dtype(DTYPES[store.dtype]).itemsize
     step = store.rows * max(PAD // store.rows, device.max_binding // line_bytes // PAD * PAD)
@@ -90,7 +90,7 @@ def _cut(device, store: Store, start: int, stop: int, columns: int, label: str) 
 
 
 def pack_blocks(codes: np.ndarray) -> np.ndarray:
-    """Codes T+1 uint8 [N, K] -> uint32 [ceil16(N)/4, ceil16(K)/4]; bits 8c+2r of (i, j) hold codes[4i+r, 4j+c]."""
+    """Codes T+1 uint8 [N, K] -> uint32 [padded(N)/4, padded(K)/4]; bits 8c+2r of word (i, j) hold codes[4i+r, 4j+c]."""
     n, k = codes.shape
     full = np.ones((padded(n), padded(k)), np.uint8)  # code 1 is T = 0
     full[:n, :k] = codes
@@ -100,16 +100,16 @@ def pack_blocks(codes: np.ndarray) -> np.ndarray:
 
 
 def pad_matrix(matrix: np.ndarray) -> np.ndarray:
-    """`matrix` with both axes padded with zeros to multiples of 16; the same array when nothing is missing."""
+    """`matrix` with both axes zero-padded to multiples of 16. Returns the same array if it needs no padding."""
     missing = [(0, padded(s) - s) for s in matrix.shape]
     return np.pad(matrix, missing) if any(m for _, m in missing) else matrix
 
 
 def pad_vector(vector: np.ndarray) -> np.ndarray:
-    """`vector` padded with zeros to a multiple of 16."""
+    """`vector`, zero-padded to a multiple of 16."""
     return np.pad(vector, (0, padded(len(vector)) - len(vector)))
 
 
 def codes(matrix) -> np.ndarray:
-    """T + 1 of a `tensors.Ternary`, uint8 [out, in], from its packed rows."""
+    """Codes T + 1 of a `tensors.Ternary`, uint8 [out, in]."""
     return np.concatenate([matrix.packed >> 2 * i & 3 for i in range(4)])[: matrix.out]

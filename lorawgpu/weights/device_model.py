@@ -13,7 +13,7 @@ from lorawgpu.weights.tensors import EMBEDDING
 
 @dataclass(frozen=True)
 class Widths:
-    """Padded widths of a layer's activations, and where k and v start in the fused projection."""
+    """Padded widths of a layer's activations, and the first columns of k and v in the fused projection."""
 
     hidden: int
     q: int
@@ -42,7 +42,7 @@ class Widths:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: its spec, four fused projections by group (spec.GROUPS), and its norms by role (spec.Norms)."""
+    """One layer: its spec, its four fused projections by group (spec.GROUPS), its norms by role (spec.Norms)."""
 
     index: int
     spec: LayerSpec
@@ -79,7 +79,7 @@ class Model:
 
 
 def load_model(device, checkpoint, progress=lambda name: None) -> Model:
-    """Upload a checkpoint, one fused projection at a time: the host holds no more than that."""
+    """Upload a checkpoint one fused projection at a time, so that the host never holds more than that."""
     config = checkpoint.config
 
     def norm(name):

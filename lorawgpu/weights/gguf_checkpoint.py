@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face names and row order, blocks dequantized to float32."""
+"""A GGUF file as a checkpoint: Hugging Face's names and row order, with blocks dequantized to float32."""
 
 import re
 from pathlib import Path
@@ -60,7 +60,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def hf_name(name: str, family: Family) -> str:
-    """Hugging Face's name of a GGUF tensor; an unknown one keeps a name that no model has."""
+    """Hugging Face's name for a GGUF tensor. An unknown tensor gets a name that no model has."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", name):
         layer, part, kind = match.groups()
         return f"model.layers.{layer}.{family.gguf.layer_names.get(part, part)}.{kind}"
@@ -68,7 +68,7 @@ def hf_name(name: str, family: Family) -> str:
 
 
 def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
-    """Heads of a linear layer ("model.layers.0.self_attn.q_proj") whose rows GGUF permutes; 0 where it keeps them."""
+    """Heads of a linear layer (such as "model.layers.0.self_attn.q_proj") whose rows GGUF permutes; otherwise 0."""
     path = module.split(".")
     if not family.gguf.permuted or path[-1] not in ("q_proj", "k_proj"):
         return 0
@@ -77,6 +77,6 @@ def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of q or k `[heads*HD, in]` from llama.cpp's interleaved RoPE to the half-split one."""
+    """Reorder the rows of q or k `[heads*HD, in]` from llama.cpp's interleaved RoPE to half-split RoPE."""
     out, width = weight.shape
     return weight.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)

@@ -79,7 +79,7 @@ class HfFolder(Checkpoint):
         return f"{self._files[name].path}: {name}"
 
     def _check(self) -> None:
-        """Check names, shapes and dtypes of all tensors, from the headers alone."""
+        """Check names, shapes and dtypes of all tensors, reading only headers."""
         stored = self.config.ternary in ("multiply", "divide")
         wanted = set(self._shapes)
         if stored:
@@ -92,7 +92,9 @@ class HfFolder(Checkpoint):
             if packed:
                 shape = (packed_rows(shape[0]), shape[1])
             elif entry.dtype not in DENSE_TYPES:
-                hint = "; it looks packed, but the config is not for packed weights" if entry.dtype == "U8" else ""
+                hint = (
+                    "; it looks packed, but the config does not declare packed weights" if entry.dtype == "U8" else ""
+                )
                 raise UserError(
                     f"{self._where(name)} has dtype {entry.dtype}; wanted one of {', '.join(DENSE_TYPES)}{hint}."
                 )

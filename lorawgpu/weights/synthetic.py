@@ -1,4 +1,4 @@
-"""Models of a given shape, empty or with random weights made on the device: for plans and benchmarks, not for use."""
+"""Models of a given shape, empty or with random weights made on the device: for dry runs, benchmarks and tests."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from lorawgpu.weights.device import empty_weight
 from lorawgpu.weights.device_model import Layer, Model
 from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, is_linear
 
-ONES = 3  # `kind` of random.wgsl; those of stores: ops/stores.py
+ONES = 3  # `kind` in random.wgsl; the kinds for stores are in ops/stores.py
 
 
 def shape_config(*, layers, hidden, heads, kv_heads, head_dim, mlp, vocab, bitnet=False, tied=True, theta=1e4):
@@ -61,7 +61,7 @@ SHAPES = {
 
 
 def empty_model(device, config: ModelConfig, store_of: Callable[[str], str]) -> Model:
-    """The buffers of a model, which hold zeros. `store_of`: the store (ops/stores.py) of the matrix of a name."""
+    """A model whose buffers hold zeros. `store_of`: tensor name -> name of its store (ops/stores.py)."""
 
     def weight(label, names, shapes):
         columns, stacked = padded(shapes[0][1]), []
@@ -89,13 +89,13 @@ def empty_model(device, config: ModelConfig, store_of: Callable[[str], str]) -> 
     return Model(config, embedding, layers, norm(config.hidden_size), head)
 
 
-def outline(device, checkpoint: Checkpoint) -> Model:
-    """The buffers that `load_model` would fill, from the headers of the checkpoint alone."""
+def meta_model(device, checkpoint: Checkpoint) -> Model:
+    """The model that `load_model` would return, with zeroed buffers. Reads only the checkpoint's headers."""
     return empty_model(device, checkpoint.config, checkpoint.store)
 
 
 def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model:
-    """A model of random weights: dense ones N(0, 1/in) in `store`, those of a ternary model uniform over -1, 0, 1.
+    """A model with random weights: dense ones are N(0, 1/in) in `store`; ternary ones are uniform over -1, 0, 1.
 
     ValueError for a store that random.wgsl cannot fill.
     """

@@ -1,4 +1,4 @@
-"""The interface of a base model on disk: it hands out one tensor at a time and keeps none in memory."""
+"""The interface to a base model on disk, which reads one tensor at a time and keeps none in memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-CHUNK_ELEMENTS = 1 << 22  # processed at a time: 16 MiB in float32
+CHUNK_ELEMENTS = 1 << 22  # elements processed at a time, 16 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Ternary:
 
 
 class Checkpoint(ABC):
-    """A base model on disk: its config, its tensors by Hugging Face name, its tokenizer."""
+    """A base model on disk: config, tensors by Hugging Face name, and tokenizer."""
 
     config: ModelConfig
     path: Path
@@ -73,12 +73,12 @@ class Checkpoint(ABC):
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
     def matrix(self, name: str) -> "Dense | Ternary":
-        """The weight of a linear layer, the embedding or the head, as the device is to hold it."""
+        """The weight of a linear layer, the embedding or the head, in the form in which it is uploaded."""
         return self.ternary(name) if self._is_ternary(name) else self.dense(name)
 
     def store(self, name: str) -> str:
-        """The store (ops/stores.py) of `matrix(name)`."""
-        return "ternary" if self._is_ternary(name) else self.dense(name).dtype  # a mapped file reads no data
+        """The name of the store (ops/stores.py) for `matrix(name)`."""
+        return "ternary" if self._is_ternary(name) else self.dense(name).dtype  # the file is mapped: no data is read
 
     def _is_ternary(self, name: str) -> bool:
         return self.config.ternary is not None and is_linear(name)
@@ -111,10 +111,10 @@ def is_linear(name: str) -> bool:
 
 
 def check_names(found: set[str], wanted: set[str], source: str) -> None:
-    """UserError, naming them, if tensors are missing, or if there are more than the architecture has."""
+    """UserError, naming the tensors, if some are missing or not part of the architecture."""
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise UserError(f"{source}: {_listed(sorted(missing))} missing, which the config calls for.")
+        raise UserError(f"{source}: {_listed(sorted(missing))} missing; the config requires them.")
     ours = ("model.", "lm_head.")
     # a model with tied embeddings may still store its head
     extra = [n for n in found - wanted - {HEAD} if n.startswith(ours) and "rotary_emb" not in n]
@@ -133,7 +133,7 @@ def packed_rows(out: int) -> int:
 
 
 def check_packed(packed: np.ndarray, where: str) -> None:
-    """UserError if a 2-bit code is 3, which is not a ternary value: then the layout must be another one."""
+    """UserError if a 2-bit code is 3, which is not a ternary value: the layout must be a different one."""
     step = max(1, CHUNK_ELEMENTS // packed.shape[1])
     for start in range(0, packed.shape[0], step):
         piece = packed[start : start + step]
@@ -158,8 +158,8 @@ def pack_exact(weight: Dense, where: str) -> np.ndarray:
 def quantize_master(weight: Dense, where: str) -> tuple[np.ndarray, float]:
     """BitNet's weight quantizer: `w = max(mean|W|, 1e-5)` over the matrix, `T = clamp(round(W/w), -1, 1)`.
 
-    Returns the packed T, and w. In float32 as transformers' WeightQuant, but the mean is summed in float64, so that it
-    does not depend on the order. UserError if a value is not finite.
+    Returns packed T, and w. Computed in float32 like transformers' WeightQuant, except that the mean is summed in
+    float64, so that it does not depend on the order. UserError if a value is not finite.
     """
     total = sum(float(np.abs(values).sum(dtype=np.float64)) for values, _, _ in _quarters(weight))
     if not np.isfinite(total):
@@ -169,7 +169,7 @@ def quantize_master(weight: Dense, where: str) -> tuple[np.ndarray, float]:
 
 
 def _quarters(weight: Dense) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Chunks of rows as float32, each with the packed row and the bit pair where its codes go."""
+    """Chunks of rows in float32, each with the first packed row and the bit pair for its codes."""
     out, width = weight.data.shape
     rows = packed_rows(out)
     step = max(1, CHUNK_ELEMENTS // width)
@@ -181,7 +181,7 @@ def _quarters(weight: Dense) -> Iterator[tuple[np.ndarray, int, int]]:
 
 
 def _pack(weight: Dense, to_ternary: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """`to_ternary(W)`, packed; rows past the end are 0."""
+    """Pack `to_ternary(W)`. Rows past the end are T = 0."""
     out, width = weight.data.shape
     rows = packed_rows(out)
     packed = np.zeros((rows, width), np.uint8)

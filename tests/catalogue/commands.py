@@ -88,5 +88,5 @@ CASES = {
     "no such run": (says("report", "{t}/none"), "no such folder; wanted the output_dir of a run"),
     "a folder without a run": (empty_run, "holds no run"),
     "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a par"),
-    "a device index too high": (says("doctor", "--device", 99), "device '99': there is no adapter with that index"),
+    "a device too many": (says("doctor", "--device", 99), "device '99': no adapter has that index"),
 }  # fmt: skip

@@ -65,7 +65,7 @@ ELSEWHERE = {
     "records is": "test_api.py",
     "records, line": "test_api.py",
     "weight of a data set": "the config checks weights first; test_batching.py",
-    "every data set is empty": "an empty data set is refused when it is read; test_batching.py",
+    "all data sets are empty": "an empty data set is refused when it is read; test_batching.py",
     "saved data position": "the digests of data and settings differ first; test_batching.py",
     "not both": "the config refuses both at once; test_chat_templates.py, test_dataset.py",
     "chat_template `": "the config refuses unknown names; test_chat_templates.py",

@@ -1,18 +1,18 @@
-"""The kernels for matrix products, and the choice among them."""
+"""The kernels for matrix products, and the choice between them."""
 
 from functools import cache
 
 from lorawgpu.ops.matmul import tiled
 
-KERNELS = (tiled,)  # the best first; each offers `supports(capabilities, form)` and `record(plan, problem)`
+KERNELS = (tiled,)  # best first; each has `supports(capabilities, form)` and `record(plan, problem)`
 
 
 @cache
 def kernel_for(capabilities, form):
-    """The kernel of all products of this form on such a device, whatever their sizes. ValueError when there is none."""
+    """The kernel for all products of this form on such a device, whatever their sizes. ValueError if there is none."""
     found = next((kernel for kernel in KERNELS if kernel.supports(capabilities, form)), None)
     if found is None:
-        raise ValueError(f"no kernel computes {form} on a device with {capabilities}")
+        raise ValueError(f"no kernel supports {form} on a device with {capabilities}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A matrix product as data: what to compute, and nothing of how a kernel does it."""
+"""A matrix product as data: what to compute, but not how."""
 
 from dataclasses import dataclass, field, replace
 
@@ -6,19 +6,19 @@ from lorawgpu.gpu.tensor import Tensor
 from lorawgpu.ops.stores import F32, Store
 
 NEVER = 0xFFFFFFFF  # a segment border that no column reaches
-SPAN_ALIGN = 16  # splits take a multiple of so many terms, and segments along the terms end at one
-ROW_ALIGN = 64  # rows: where the segments of a shifted product end
+SPAN_ALIGN = 16  # splits, and segments along the terms, end at multiples of this many terms
+ROW_ALIGN = 64  # segments of a shifted product end at multiples of this many rows
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Where matrices stacked by rows end, at most three, and the scale of each (1 for stores without)."""
+    """Where each of at most three matrices stacked by rows ends, and its scale (1 for stores without scales)."""
 
-    ends: tuple  # cumulative
+    ends: tuple  # cumulative rows
     scales: tuple
 
     def params(self) -> dict:
-        """Their fields in the Params of matmul and matvec."""
+        """The fields of segments in the Params of matmul and matvec."""
         e, w = (*self.ends[:-1], NEVER, NEVER)[:2], (*self.scales, 1.0, 1.0)[:3]
         return {"e0": e[0], "e1": e[1], "w0": w[0], "w1": w[1], "w2": w[2]}
 
@@ -28,9 +28,9 @@ ONE_SEGMENT = Segments((NEVER,), (1.0,))
 
 @dataclass(frozen=True)
 class LowRank:
-    """The adapters' term of a fused projection: `h` [M, ldh] times factors at element offsets of `factors`.
+    """The adapters' term of a fused projection: `h` [M, ldh] times factors at offsets (in elements) into `factors`.
 
-    In a product with W^T, per segment s: h[:, h_off : h_off + rank] . factor[N_s, rank]^T; with W: h . factor[rank, N].
+    With W^T, for each segment s: h[:, h_off : h_off + rank] . factor[N_s, rank]^T. With W: h . factor[rank, N].
     """
 
     h: Tensor
@@ -40,7 +40,7 @@ class LowRank:
     f_offs: tuple
 
     def params(self) -> dict:
-        """Their fields in the Params of matmul and matvec."""
+        """The fields of the low-rank term in the Params of matmul and matvec."""
         fill = lambda name, values: {f"{name}{i}": (*values, 0, 0)[i] for i in range(3)}  # noqa: E731
         return {
             "ldh4": self.h.shape[1] // 4,
@@ -55,7 +55,7 @@ NO_LORA = {"ldh4": 0, **{f"{n}{i}": 0 for n in "rhl" for i in range(3)}}
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix in a tensor, from element `offset` on, with `width` columns a stored row (default: the last axis)."""
+    """A matrix in a tensor, from element `offset` on, with `width` columns per stored row (default: the last axis)."""
 
     tensor: Tensor
     offset: int = 0
@@ -85,7 +85,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Form:
-    """The part of a problem that may choose its kernel. Sizes may not: a token has the same bits in every batch."""
+    """All that may decide a problem's kernel. Sizes may not, so that a token has the same bits in every batch."""
 
     store: Store
     int8: bool
@@ -95,15 +95,15 @@ class Form:
 
 @dataclass(frozen=True)
 class Problem:
-    """out (m, n) = a (m, k) . b (k, n), then the epilogue; n and k as stored (padded to 4).
+    """out (m, n) = a (m, k) . b (k, n), then the epilogue. n and k include padding (to 4).
 
-    b is W, or W^T = Operand(..).T; `segments` are those of W's rows, each with its own scale where the store has them.
-    With `qscale` u32 [m, 2] (ops/quantize.py) a holds int8 words.
-    `splits` > 1: sums of equal spans of the terms, each into a slab of out, `slab` elements apart (default m n), the
-    first with the low-rank term; see `split_matmul`.
-    `shift`: rows of a in the s-th of `segments` meet columns [s shift, ..) of b.
-    `few_terms`: out is so large for so few terms that writing it takes the time.
-    ValueError when a size is not a multiple of 4, slabs are missing, or splits would do something more than once.
+    b is W, or W^T written as Operand(..).T. `segments`: those of W's rows, with scales if the store has them.
+    With `qscale` u32 [m, 2] (ops/quantize.py), a holds int8 words.
+    `splits` > 1: each split sums its own span of the terms into its own slab of out, `slab` elements apart (default
+    m n); the first adds the low-rank term. See `split_matmul`.
+    `shift`: rows of a in segment s are multiplied with the columns of b from s * shift on.
+    `few_terms`: the sums are so short that writing out dominates the time.
+    ValueError if a size is not a multiple of 4, out does not hold the slabs, or each split would add the same term.
     """
 
     m: int
@@ -142,7 +142,7 @@ class Problem:
 
     @property
     def slab_stride(self) -> int:
-        """Elements from one slab of `out` to the next."""
+        """Elements between the starts of two slabs of `out`."""
         return self.slab or self.m * self.n
 
     @property

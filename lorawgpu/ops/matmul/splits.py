@@ -1,4 +1,4 @@
-"""Long sums in parts: how many of them, the product that makes them, and their sum in order."""
+"""Split sums: how many splits, the product that computes them, and their sum in order."""
 
 from dataclasses import replace
 from math import gcd
@@ -8,29 +8,32 @@ from lorawgpu.ops.matmul.choose import matmul
 from lorawgpu.ops.matmul.problem import SPAN_ALIGN, Operand
 from lorawgpu.ops.matmul.tiled import workgroups
 
-SPREAD = 800  # workgroups that a gradient of few rows is spread over
-LEAST_TERMS = 256  # of a part, when it is
-GRAIN = 1 << 18  # elements: parts that hold more are rounded up to it, so that plans of other capacities can use them
-# A long sum of few results is taken in parts by its length alone, so that a forward has the same bits in every batch:
-SPLIT_TERMS = 256  # terms of a part,
-FEW_SPLITS = 4  # or half as many where that makes fewer parts than this,
-MAX_SPLITS = 32  # and more where it makes more than this.
+SPREAD = 800  # workgroups over which a gradient of few rows is spread
+MIN_SPLIT_TERMS = 256  # fewest terms per split when a gradient is spread
+GRAIN = 1 << 18  # elements; larger scratch is rounded up to a multiple, so that plans of other capacities can reuse it
+# A product with few results splits by the number of terms only, so that a forward has the same bits in every batch.
+SPLIT_TERMS = 256  # terms per split
+FEW_SPLITS = 4  # with fewer splits than this, they are half as long
+MAX_SPLITS = 32  # with more splits than this, they are longer
 
 
 def splits_by_length(terms: int) -> int:
-    """Parts of a sum of so many terms with few results, as a low-rank product has them."""
+    """Number of splits for sums of `terms` terms with few results, as in a low-rank product."""
     return max(1, min(FEW_SPLITS, terms * 2 // SPLIT_TERMS), min(MAX_SPLITS, terms // SPLIT_TERMS))
 
 
 def splits_to_fill(m: int, n: int, terms: int) -> int:
-    """Parts that keep a large GPU busy with a product (m, n) of few rows. They depend on m: for gradients only."""
-    return max(1, min(-(-SPREAD // workgroups(m, n)), terms // LEAST_TERMS))
+    """Number of splits that keep a large GPU busy with a product (m, n) of few rows.
+
+    For gradients only, because it depends on m.
+    """
+    return max(1, min(-(-SPREAD // workgroups(m, n)), terms // MIN_SPLIT_TERMS))
 
 
 def common_span(widths: list[int]) -> int:
-    """Terms of a part when every sum over [widths[0] | widths[1] | ..] falls into parts that cross no border.
+    """Terms per split for a sum over [widths[0] | widths[1] | ..] in which no split crosses a border.
 
-    A divisor of all widths: SPLIT_TERMS, or a few times that. ValueError when a width is not a multiple of SPAN_ALIGN.
+    A divisor of all widths: SPLIT_TERMS, or a few times that. ValueError if a width is not a multiple of SPAN_ALIGN.
     """
     if (common := gcd(*widths)) % SPAN_ALIGN:
         raise ValueError(f"widths {widths} are not all multiples of {SPAN_ALIGN}")
@@ -39,7 +42,7 @@ def common_span(widths: list[int]) -> int:
 
 
 def split_matmul(plan, work, problem, splits: int):
-    """Record `problem` as sums of fixed spans of its terms, then their sum in order."""
+    """Record `problem` as `splits` sums over fixed spans of its terms, then their sum in order."""
     if splits == 1:
         return matmul(plan, problem)
     size = splits * problem.m * problem.n
@@ -55,8 +58,8 @@ def split_matmul(plan, work, problem, splits: int):
 def sum_splits(plan, out, parts, *, accumulate, o_off=0, ends=None):
     """out[:, o_off : o_off + n] (+)= the sum of parts [splits, m, n] over splits, in order.
 
-    With `ends` (at most three, the last one splits) the splits fall into groups, and each group's sum goes n columns
-    further right.
+    `ends` (at most three, the last equal to splits) cuts the splits into groups: group g is summed into the columns
+    from o_off + g n on.
     """
     splits, m, n = parts.shape
     ends = ends or (splits,)

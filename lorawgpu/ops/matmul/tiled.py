@@ -1,9 +1,9 @@
-"""The register-tiled kernel, which computes every product on every device. Equations: shaders/matmul.wgsl.j2."""
+"""The register-tiled kernel, which supports every product on every device. Equations: shaders/matmul.wgsl.j2."""
 
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.ops.matmul.problem import NO_LORA, ROW_ALIGN, SPAN_ALIGN
 
-# (BM, BN, TM, TN, BK): the tile of a workgroup, the part of it that one thread holds in registers, the terms in a tile.
+# (BM, BN, TM, TN, BK): the tile of a workgroup, the register tile of a thread, and the terms per tile.
 TILES = {
     "tall": (128, 64, 8, 8, 16),
     "medium": (64, 64, 8, 8, 16),
@@ -12,21 +12,21 @@ TILES = {
     "skinny": (64, 16, 4, 4, 32),
     "flat": (16, 64, 4, 4, 16),
 }
-MEMORY = max((bm + bn) * bk * 4 for bm, bn, _, _, bk in TILES.values())  # bytes of a workgroup
-BUSY = 400  # workgroups of medium tiles that keep a large GPU busy
-BLOCKED_TERMS = 256  # sums up to this long are taken in blocks of four; real models have none
+MEMORY = max((bm + bn) * bk * 4 for bm, bn, _, _, bk in TILES.values())  # most workgroup memory, in bytes
+BUSY = 400  # workgroups with medium tiles that keep a large GPU busy
+BLOCKED_TERMS = 256  # sums of up to this many terms use blocks of four; real models have no such sums
 
 
 def supports(capabilities, form) -> bool:
-    """Every product of floats; of int8 rows only x W^T, with a store that has codes."""
+    """All float products; with int8 rows only x W^T, for a store with an int8 snippet."""
     forward = form.b_transposed and not form.a_transposed
     return capabilities.workgroup_memory >= MEMORY and (not form.int8 or form.store.int8_input and forward)
 
 
 def record(plan, problem, tile=None):
-    """Record a product. `tile`: one of TILES, where it is not to be chosen by the shape.
+    """Record a product. `tile`: a key of TILES, instead of the choice by shape.
 
-    ValueError when segments end where they would share a tile.
+    ValueError if a segment ends inside a tile.
     """
     p, e, int8 = problem, problem.epilogue, problem.qscale is not None
     _check_segments(p)
@@ -49,7 +49,7 @@ def record(plan, problem, tile=None):
 
 
 def choose_tile(problem) -> str:
-    """The tile of a product, by its shape alone: never timed, so that a run is the same on every machine.
+    """The tile for a product, by shape only: nothing is timed, so that a run is the same on every machine.
 
     All tiles give the same bits.
     """
@@ -66,15 +66,15 @@ def choose_tile(problem) -> str:
 
 
 def workgroups(m: int, n: int) -> int:
-    """Workgroups of a product in medium tiles."""
+    """Workgroups of a product with medium tiles."""
     return -(-m // 64) * -(-n // 64)
 
 
 def _template(capabilities, p, tile, depth, span) -> dict:
-    """The tile, how its products are made, and what the epilogue adds."""
+    """Template values: the tile, how products are computed, and what the epilogue adds."""
     store, e, int8 = p.b.store, p.epilogue, p.qscale is not None
     bm, bn, tm, tn, bk = TILES[tile]
-    bk = SPAN_ALIGN if store.scaled else bk  # a tile of W lies in one segment
+    bk = SPAN_ALIGN if store.scaled else bk  # so that a tile of W lies in one segment
     b_layout = "nk" if p.b.transposed else "kn"
     return {
         **{"BM": bm, "BN": bn, "TM": tm, "TN": tn, "BK": bk, "whole": depth % bk == 0 and span % bk == 0},
@@ -82,12 +82,12 @@ def _template(capabilities, p, tile, depth, span) -> dict:
         **{"arith": "int8" if int8 else "f32", "store": store.int8_snippet if int8 else store.name},
         **{"scaled": store.scaled, "blocked": p.k <= BLOCKED_TERMS},
         **{"lora": b_layout if e.lora else "none", "residual": e.residual is not None, "accumulate": e.accumulate},
-        "unroll": not capabilities.software,  # a software adapter compiles for seconds what it runs no faster
+        "unroll": not capabilities.software,  # on software adapters, unrolled code compiles slowly and gains nothing
     }
 
 
 def _check_segments(p):
-    """Segments of the terms end at whole tiles, those of a shifted product's rows too."""
+    """Segments along the terms, and along the rows of a shifted product, must end at whole tiles."""
     scaled_terms = p.b.store.scaled and not p.b.transposed
     align = ROW_ALIGN if p.shift else SPAN_ALIGN if scaled_terms else 1
     if any(end % align for end in p.segments.ends[:-1]):

@@ -1,5 +1,5 @@
-// a / b of positive normal numbers, rounded as IEEE does. A GPU's own division may be a few units off, and drivers
-// rearrange float corrections until they correct nothing; so the remainder is an integer. It is small: 32 bits hold it.
+// a / b for positive normal numbers, rounded as in IEEE 754. A GPU's own division may be a few ulps off, and drivers
+// optimize float corrections away, so the remainder is computed in integers; it is small enough for 32 bits.
 fn divide(a: f32, b: f32) -> f32 {
     let one = 1u << 23u;
     let B = (bitcast<u32>(b) & (one - 1u)) | one;
@@ -9,7 +9,7 @@ fn divide(a: f32, b: f32) -> f32 {
         A <<= 1u;
         exponent -= 1u;
     }
-    var q = u32(f32(A) / f32(B) * f32(one)); // of A * 2^23 / B, in [2^23, 2^24), a few units off
+    var q = u32(f32(A) / f32(B) * f32(one)); // A * 2^23 / B, in [2^23, 2^24), a few units off
     var r = bitcast<i32>((A << 23u) - q * B); // wraps to the exact remainder
     for (var k = 0u; k < 4u; k += 1u) {
         if (r < 0) {
@@ -20,6 +20,6 @@ fn divide(a: f32, b: f32) -> f32 {
             r -= i32(B);
         }
     }
-    q += select(0u, 1u, 2 * r > i32(B)); // a quotient of two such numbers is never a tie
+    q += select(0u, 1u, 2 * r > i32(B)); // the quotient of two such numbers is never a tie
     return bitcast<f32>((exponent << 23u) + q - one);
 }

@@ -1,7 +1,7 @@
-// exp(x) to about one unit in the last place. The built-in one may err by 3 + 2|x| units (Vulkan), 1e-6 where it matters.
+// exp(x) to about one ulp. The built-in exp may be off by 3 + 2|x| ulps (Vulkan), 1e-6 where it matters.
 //   x = n ln2 + r, |r| <= ln2 / 2;  exp(x) = 2^n exp(r), a polynomial of degree 7 in r (Cephes' expf)
-// ln2 is subtracted in two parts, the first exactly. The select between them is never taken: it keeps compilers from
-// adding the parts up. Below -87 the result is 0; infinity and NaN pass through.
+// ln2 is subtracted in two parts, the first one exactly. The select never takes effect: it keeps compilers from merging
+// the two parts. Below -87 the result is 0; infinity and NaN pass through.
 fn exact_exp(x: f32) -> f32 {
     let n = round(clamp(x, -150.0, 129.0) * 1.44269504);
     let first = fma(n, -0.693359375, x);

@@ -1,4 +1,4 @@
-// 2^x to about one unit in the last place, for x <= 0: software adapters' own errs by 1e-6.
+// 2^x to about one ulp, for x <= 0. The built-in exp2 of software adapters is off by 1e-6.
 //   x = n + r, |r| <= 1/2;  2^n times a polynomial of degree 6 in r (Cephes' exp2f). 0 below -126; NaN passes through.
 fn exact_exp2(x: vec4<f32>) -> vec4<f32> {
     let n = round(clamp(x, vec4(-126.0), vec4(0.0)));

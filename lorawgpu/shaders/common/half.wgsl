@@ -1,4 +1,4 @@
-// Exact f32 of 16-bit floats; `bits` are the low 16. unpack2x16float may flush subnormals.
+// Exact conversion of 16-bit floats (in the low half of `bits`) to f32. unpack2x16float may flush subnormals.
 fn from_bf16(bits: u32) -> f32 { return bitcast<f32>(bits << 16u); }
 
 fn from_f16(bits: u32) -> f32 {

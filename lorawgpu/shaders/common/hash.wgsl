@@ -1,4 +1,4 @@
-// The counter-based hash of reference/dropout.py: MurmurHash3's finaliser, and keys that absorb words.
+// The counter-based hash of reference/dropout.py: MurmurHash3's finalizer, and folding words into keys.
 fn mix32(v: u32) -> u32 {
     var h = v;
     h ^= h >> 16u; h *= 0x85ebca6bu;

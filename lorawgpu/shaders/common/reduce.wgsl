@@ -1,4 +1,4 @@
-// Tree reductions over one workgroup of WG lanes (WG a power of two). Uniform control flow only.
+// Tree reductions over one workgroup of WG lanes (a power of two). Call from uniform control flow only.
 var<workgroup> reduce_scratch: array<f32, WG>;
 
 fn workgroup_sum(value: f32, lane: u32) -> f32 {

@@ -1,4 +1,4 @@
-// Integer reductions over one workgroup of WG lanes (WG a power of two). Uniform control flow only.
+// Integer tree reductions over one workgroup of WG lanes (a power of two). Call from uniform control flow only.
 var<workgroup> reduce_int_scratch: array<u32, WG>;
 
 fn workgroup_max_u32(value: u32, lane: u32) -> u32 {
@@ -12,7 +12,7 @@ fn workgroup_max_u32(value: u32, lane: u32) -> u32 {
     return reduce_int_scratch[0];
 }
 
-fn workgroup_sum_u32(value: u32, lane: u32) -> u32 { // wraps: signed values too
+fn workgroup_sum_u32(value: u32, lane: u32) -> u32 { // wraps, so it serves signed values too
     workgroupBarrier();
     reduce_int_scratch[lane] = value;
     workgroupBarrier();

@@ -1,4 +1,4 @@
-// Tree sum of four values at once over one workgroup of WG lanes (WG a power of two). Uniform control flow only.
+// Tree sum of four values at once over one workgroup of WG lanes (a power of two). Call from uniform control flow only.
 var<workgroup> reduce_vec4_scratch: array<vec4<f32>, WG>;
 
 fn workgroup_sum_vec4(value: vec4<f32>, lane: u32) -> vec4<f32> {

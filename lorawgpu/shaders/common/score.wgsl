@@ -12,7 +12,7 @@ fn score_of(row: u32, id: u32) -> f32 {
     return select(logit, penalised, known) * settings.inv_temperature;
 }
 
-fn ordered(x: f32) -> u32 { // keys that compare as the floats do
+fn ordered(x: f32) -> u32 { // an integer key with the order of the floats
     let b = bitcast<u32>(x);
     return select(b | 0x80000000u, ~b, (b >> 31u) == 1u);
 }

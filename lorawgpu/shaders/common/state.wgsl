@@ -1,4 +1,4 @@
-// Bookkeeping of non-finite steps; step_state.wgsl lists the words of `state`. The main file declares the buffer.
+// Records non-finite values. step_state.wgsl lists the words of `state`; the main file declares the buffer.
 fn mark_bad(record_id: u32) {
     atomicStore(&state[0], 1u);
     atomicMin(&state[1], record_id);

@@ -1,4 +1,4 @@
-// bf16 weight, two a word, the even column in the low half: a bf16 is the upper half of a float32.
+// bf16 weight, two per word, the even column in the low half. A bf16 is the upper half of a float32.
 @group(0) @binding(2) var<storage, read> b: array<vec2<u32>>;
 struct RawWeight { r0: vec2<u32>, r1: vec2<u32>, r2: vec2<u32>, r3: vec2<u32> }
 

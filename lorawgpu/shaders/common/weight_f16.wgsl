@@ -1,4 +1,4 @@
-// f16 weight, two a word, the even column in the low half.
+// f16 weight, two per word, the even column in the low half.
 @group(0) @binding(2) var<storage, read> b: array<vec2<u32>>;
 struct RawWeight { r0: vec2<u32>, r1: vec2<u32>, r2: vec2<u32>, r3: vec2<u32> }
 

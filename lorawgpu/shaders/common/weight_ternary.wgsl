@@ -1,5 +1,5 @@
-// Ternary weight as 4 x 4 blocks, one word each: bits 8c + 2r hold T[r, c] + 1, so four consecutive columns of a row are
-// `word >> 2r` masked, and a word serves both orientations. ldb4 blocks a row of blocks.
+// Ternary weight in 4 x 4 blocks, one word each: bits 8c + 2r hold T[r, c] + 1. So four consecutive columns of a row are
+// `word >> 2r`, masked, and a word serves both orientations. A row of blocks has ldb4 blocks.
 @group(0) @binding(2) var<storage, read> b: array<u32>;
 alias RawWeight = u32;
 

@@ -1,4 +1,4 @@
-// Ternary weight for the int8 product: four blocks along a row (16 columns), and a block's codes T + 1 as four rows.
+// Ternary weight for the int8 product: reads four blocks along a row (16 columns), and a block's codes T + 1 as four rows.
 @group(0) @binding(2) var<storage, read> b: array<vec4<u32>>;
 alias RawWeight = vec4<u32>;
 
