@@ -20,7 +20,7 @@ from lorawgpu.gpu import KernelCache
 from lorawgpu.gpu import kernel as gpu_kernel
 from lorawgpu.gpu.device import DEFAULT_LIMITS
 
-BENCHMARK_ONLY = {"random"}  # makes weights for benchmarks, whose values do not matter
+BENCHMARK_ONLY = {"random_weights"}  # makes weights for benchmarks, whose values do not matter
 
 
 @pytest.fixture(scope="module")

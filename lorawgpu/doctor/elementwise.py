@@ -14,8 +14,9 @@ from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from lorawgpu.ops.rope import rope_backward, rope_forward, rope_table
 from lorawgpu.ops.step import pack_step, step_buffer
-from lorawgpu.reference import activation, dropout, rope
 from lorawgpu.reference import cross_entropy as loss_reference
+from lorawgpu.reference import dropout, rope
+from lorawgpu.reference import gate as gate_reference
 from lorawgpu.reference import gather as gather_reference
 from lorawgpu.reference import qk_norm as qk_norm_reference
 from lorawgpu.reference import quantize as quantize_reference
@@ -198,10 +199,10 @@ def gate(lab, act, rows, width, gain=4.0):
     gate_backward(lab.plan, dgu.tensor, lab.padded(dm), gu, **shape)
 
     def results():
-        dg, du = activation.gate_backward(dm, g.astype(np.float64), u, act)
+        dg, du = gate_reference.gate_backward(dm, g.astype(np.float64), u, act)
         half = dgu.value.shape[1] // 2
         return {
-            "m": (m.value, activation.gate_forward(g.astype(np.float64), u, act)),
+            "m": (m.value, gate_reference.gate_forward(g.astype(np.float64), u, act)),
             "dg": (dgu.value[:, :half], dg),
             "du": (dgu.value[:, half:], du),
             "state": (state.value, np.zeros(16)),

@@ -15,7 +15,7 @@ from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.matmul import Epilogue, LowRank, Operand, Problem, matmul, sum_splits, tiled
 from lorawgpu.ops.matvec import LoraA, MatvecInput, matvec_forward, matvec_input
 from lorawgpu.ops.stores import STORES
-from lorawgpu.reference.activation import gate_forward
+from lorawgpu.reference.gate import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.device import stack_weight

@@ -17,12 +17,11 @@ from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.decode import Scratch, decode_forward, decode_head, decodes
+from lorawgpu.model.head import logits_forward
 from lorawgpu.model.kv_cache import KVCache
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.model.transformer import infer_forward
 from lorawgpu.ops.decode_state import FIELDS, MAX_SEQUENCES, STRIDE, field, rows_buffer
-from lorawgpu.ops.linear import linear_forward
-from lorawgpu.ops.rmsnorm import rmsnorm_forward
 from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
 from lorawgpu.ops.step import step_buffer
 from lorawgpu.ops.step_state import StepState, pack_state, state_buffer
@@ -103,7 +102,8 @@ class Decoder:
                     x = decode_forward(c, self.rows, self.cache.layers, scratch)
                     decode_head(c, logits, x, scratch)
                 else:
-                    self._whole_head(c, logits, self._hidden(c))
+                    x, rstd = self._hidden(c), c.work.take((rows,), label="rstd")
+                    logits_forward(c, logits, c.take(c.hidden, "norm"), rstd, x, rows)
             record_sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
             self._steps[rows] = plan
         return self._steps[rows]
@@ -112,12 +112,6 @@ class Decoder:
         """The largest adapter rank of a group in any layer, or 0."""
         groups = self.adapter.layout.groups if self.adapter else {}
         return max((g.rank for (_, name), g in groups.items() if name == group), default=0)
-
-    def _whole_head(self, c: Context, logits, x):
-        n, rstd = c.take(c.hidden, "norm"), c.work.take((c.rows,), label="rstd")
-        shape = {"rows": c.rows, "width": c.config.hidden_size}
-        rmsnorm_forward(c.plan, n, rstd, x, self.model.norm, eps=c.config.rms_norm_eps, **shape)
-        linear_forward(c.plan, logits, n, self.model.head, rows=c.rows)
 
     # Running
 
