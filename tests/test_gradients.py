@@ -81,6 +81,7 @@ CONFIGS = {
     "llama 3/3, one layer": {"kv_heads": 3, "count": 1, "hidden": 24},
     "llama with sub-norms and relu2": {"norms": SUB_NORMS, "act": "relu2"},
     "norms of q and k": {"norms": QK_NORMS},
+    "scaled embeddings": {"embed_scale": 3.0},
     "norms before the residual add": {"norms": OUT_NORMS},
     "bitnet": {"family": "bitnet"},
     "bitnet without sub-norms, silu, untied": {"family": "bitnet", "norms": Norms(), "act": "silu",

@@ -18,7 +18,6 @@ class KVCache:
     """
 
     layers: tuple
-    sequences: int
     span: int
 
     @staticmethod
@@ -36,8 +35,4 @@ class KVCache:
             return device.tensor(shape, label=name, kind="kv cache")
 
         layers = tuple((one(f"k {i}", shape), one(f"v {i}", shape)) for i, shape in enumerate(shapes))
-        return KVCache(layers, sequences, span)
-
-    def first(self, sequence: int) -> int:
-        """The first slot of a sequence."""
-        return sequence * self.span
+        return KVCache(layers, span)
