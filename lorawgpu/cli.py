@@ -1,4 +1,4 @@
-"""`lorawgpu <command>`, the exit codes of all commands, and the options that several share."""
+"""`lorawgpu <command>`, the exit codes of all commands, and the options that several commands share."""
 
 import argparse
 import importlib
@@ -12,12 +12,12 @@ from lorawgpu.util.streams import STDOUT, guarded, open_closed, print_anything
 from lorawgpu.util.suggest import nearest
 
 COMMANDS = {
-    "train": "fine-tune a model as a YAML file says",
-    "generate": "write text with a model and an adapter",
+    "train": "fine-tune a model as described by a YAML file",
+    "generate": "generate text with a model and an adapter",
     "evaluate": "loss and perplexity on a file",
-    "export": "take an adapter to PEFT, llama.cpp, MLX, or merge it",
+    "export": "export an adapter to PEFT, llama.cpp or MLX, or merge it",
     "verify": "check losses, gradients and steps against golden cases",
-    "doctor": "check this machine: adapter, limits, every kernel",
+    "doctor": "check this machine: drivers, limits, every kernel",
     "report": "charts and samples of a run",
 }
 EXIT_CODES = {CheckFailed: 1, UserError: 2, OSError: 2, DeviceError: 3}
@@ -25,8 +25,8 @@ INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with a wrong command line as a UserError: one message instead of the usage and a message. Help that
-    cannot be written is an OSError."""
+    """argparse, but a wrong command line raises UserError (one message, without the usage), and help that cannot be
+    written raises OSError."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
@@ -36,10 +36,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def main_of(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] | None], int]:
-    """The `main` of a command: calls `run(argv)` and turns what it raises into `error: ...` on stderr and an exit code.
+    """The `main` of a command: calls `run(argv)` and turns exceptions into `error: ...` on stderr and an exit code.
 
-    0 done (or what `run` returns), 1 CheckFailed, 2 UserError or a file that cannot be read or written, 3 DeviceError,
-    130 Ctrl-C. Anything else is a bug of ours and keeps its traceback.
+    0: done (or the value that `run` returns); 1: CheckFailed; 2: UserError, or a file that cannot be read or written;
+    3: DeviceError; 130: Ctrl-C. Anything else is a bug and keeps its traceback.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def _code_of(run: Callable[[list[str]], int | None], argv: list[str]) -> int:
     except tuple(EXIT_CODES) as error:
         name = getattr(error, "filename", None)
         if isinstance(error, BrokenPipeError) and name == STDOUT:
-            return 0  # `lorawgpu generate ... | head`: the reader has had enough, which is no fault
+            return 0  # `lorawgpu generate ... | head`: not an error
         print(f"error: {name}: {error.strerror}" if name else f"error: {error}", file=sys.stderr)
         return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def _code_of(run: Callable[[list[str]], int | None], argv: list[str]) -> int:
 
 
 def _flush(_) -> None:
-    """What Python does at its end, where a failure would have an exit code of Python's own."""
+    """Flush here, because a failing flush at interpreter shutdown would set an exit code of Python's own."""
     sys.stdout.flush()
 
 
@@ -78,14 +78,14 @@ def parser_of(command: str, **kwargs) -> Parser:
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
-    """--device; None when not given, so that LORAWGPU_DEVICE and then `auto` decide (gpu.open_device)."""
-    usage = "which GPU to use (default: $LORAWGPU_DEVICE, then auto)"
+    """--device; None if not given: then $LORAWGPU_DEVICE, then `auto` (see gpu.open_device)."""
+    usage = "the GPU to use: auto, cpu, gpu, an index, or part of a name (default: $LORAWGPU_DEVICE, then auto)"
     parser.add_argument("--device", metavar="auto|cpu|gpu|INDEX|NAME", help=usage)
 
 
 def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """--model and --adapter."""
-    usage = "a Hugging Face folder, a .gguf file, builtin:NAME or a hub name"
+    usage = "a Hugging Face folder, a .gguf file, builtin:NAME, or a hub name"
     parser.add_argument("--model", metavar="M", required=required, help=usage)
     parser.add_argument("--adapter", metavar="DIR", help="a PEFT adapter directory")
 
@@ -93,7 +93,9 @@ def add_model_options(parser: argparse.ArgumentParser, required: bool = True) ->
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         listing = "\n".join(f"  {name:<9} {purpose}" for name, purpose in COMMANDS.items())
-        print(f"usage: lorawgpu <command> ...\n\n{listing}\n\nlorawgpu <command> --help says more.")
+        print(
+            f"usage: lorawgpu <command> ...\n\n{listing}\n\nlorawgpu <command> --help shows the options of a command."
+        )
         return 0
     if argv[0] == "--version":
         print(f"lorawgpu {__version__}")
@@ -101,7 +103,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         meant = nearest(argv[0], COMMANDS)
         hint = f"; the nearest one is {meant!r}" if meant else ""
-        raise UserError(f"no command {argv[0]!r}{hint} (lorawgpu --help lists all)")
+        raise UserError(f"unknown command {argv[0]!r}{hint} (lorawgpu --help lists all)")
     return importlib.import_module(f"lorawgpu.{argv[0]}.__main__").main(argv[1:])
 
 

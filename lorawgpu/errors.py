@@ -1,4 +1,4 @@
-"""The three ways a command can fail; `cli.main_of` turns each into its exit code."""
+"""The three ways in which a command can fail; `cli.main_of` turns each into an exit code."""
 
 
 class UserError(ValueError):
@@ -6,7 +6,7 @@ class UserError(ValueError):
 
 
 class CheckFailed(Exception):
-    """A check the user asked for did not hold. Exit code 1."""
+    """A check failed. Exit code 1."""
 
 
 class DeviceError(RuntimeError):

@@ -16,7 +16,7 @@ import numpy as np
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.generate.decoder import Decoder
-from lorawgpu.generate.generator import MOST, Generator
+from lorawgpu.generate.generator import MAX_CHUNK, Generator
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.gpu.plan import dispatch
@@ -101,7 +101,7 @@ def weight_bytes(model, adapter) -> int:
 def measure(args, device, model, adapter, kernels, rng):
     vocab = model.config.vocab_size
     sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p)
-    context = args.prompt + 2 * args.tokens + MOST
+    context = args.prompt + 2 * args.tokens + MAX_CHUNK
     decoder = Decoder(device, model, adapter, context=context, sequences=args.batch, kernels=kernels)
     prompts = [rng.integers(0, vocab, args.prompt).tolist() for _ in range(args.batch)]
     elapsed = min(seconds_of(device, lambda: decoder.start(prompts), 3) for _ in range(args.repeat))

@@ -1,4 +1,4 @@
-"""`lorawgpu.load` and what can be asked of a loaded model, against the golden numbers."""
+"""`lorawgpu.load` and the methods of a loaded model, against the golden numbers."""
 
 import subprocess
 import sys
@@ -48,10 +48,10 @@ def test_loss_of_text_and_of_conversations(llm):
         llm.loss(["fine", {"input_ids": [1, 2], "labels": [-100, -100]}])
 
 
-def test_a_list_is_answered_as_its_prompts_are(llm, monkeypatch):
+def test_a_list_is_answered_like_its_prompts(llm, monkeypatch):
     monkeypatch.setattr(answer, "MAX_ROWS", 2)
     sampling = Sampling(temperature=1.0, seed=2)
-    prompts = [f"number {i}" * (1 + i % 3) for i in range(3)]  # more than are decoded at once
+    prompts = [f"number {i}" * (1 + i % 3) for i in range(3)]  # more than one batch
     several = llm.generate(prompts, max_new_tokens=6, sampling=sampling)
     assert len(several) == 3 and len(set(several)) > 1
     assert several[0] == llm.generate(prompts[0], max_new_tokens=6, sampling=sampling)
@@ -79,11 +79,11 @@ def test_the_context_is_the_models(llm):
 
 def test_settings_are_given_by_name_or_together(llm):
     together = Sampling(temperature=3.0, top_k=40, seed=3)
-    asked = {"max_new_tokens": 8}
-    text = llm.generate("a", temperature=3.0, top_k=40, seed=3, **asked)
-    assert text == llm.generate("a", sampling=together, **asked) == "".join(llm.stream("a", sampling=together, **asked))
-    assert text == llm.generate("a", sampling=replace(together, seed=4), seed=np.int64(3), **asked)
-    assert text != llm.generate("a", sampling=replace(together, seed=4), **asked)
+    more = {"max_new_tokens": 8}
+    text = llm.generate("a", temperature=3.0, top_k=40, seed=3, **more)
+    assert text == llm.generate("a", sampling=together, **more) == "".join(llm.stream("a", sampling=together, **more))
+    assert text == llm.generate("a", sampling=replace(together, seed=4), seed=np.int64(3), **more)
+    assert text != llm.generate("a", sampling=replace(together, seed=4), **more)
     assert set(lorawgpu.__all__) <= set(dir(api))
 
 
@@ -93,54 +93,54 @@ WRONG = [
     ("generate", ("a",), {"max_new_tokens": 1.5}, "max_new_tokens is 1.5; wanted a whole number"),
     ("generate", ("a",), {"max_new_tokens": 0}, "max_new_tokens is 0; wanted a whole number"),
     ("generate", ("a",), {"max_new_tokens": True}, "max_new_tokens is True; wanted a whole number"),
-    ("generate", ("a",), {"temprature": 1}, "no setting 'temprature'; the nearest one is 'temperature'"),
-    ("generate", ("a",), {"beams": 4}, "no setting 'beams'; wanted one of temperature, top_k"),
+    ("generate", ("a",), {"temprature": 1}, "unknown setting 'temprature'; the nearest one is 'temperature'"),
+    ("generate", ("a",), {"beams": 4}, "unknown setting 'beams'; wanted one of temperature, top_k"),
     ("generate", ("a",), {"temperature": "hot"}, "temperature is 'hot'; wanted a number"),
     ("generate", ("a",), {"temperature": float("nan")}, "temperature is nan; wanted a value from"),
     ("generate", ("a",), {"top_k": 1.5}, "top_k is 1.5; wanted a whole number"),
     ("generate", ("a",), {"seed": None}, "seed is None; wanted a whole number"),
     ("generate", ("a",), {"sampling": 0.7}, "sampling is 0.7; wanted a lorawgpu.Sampling"),
-    ("generate", (7,), {}, "the prompt is 7; wanted a text, a list of messages"),
-    ("generate", (["a", None],), {}, "the prompt is None; wanted a text"),
+    ("generate", (7,), {}, "the prompt is 7; wanted a string, a list of messages"),
+    ("generate", (["a", None],), {}, "the prompt is None; wanted a string"),
     ("generate", ([TURN, "b"],), {}, "prompt, line 1: messages["),
     ("generate", (["a", [TURN | {"role": "usr"}]],), {}, "prompt, line 2: messages["),
     ("generate", ([{"content": "hi"}],), {}, "`role` must be one of"),
     ("generate", ([{"role": "user"}],), {}, "`content` must be a string, got nothing"),
-    ("generate", ([TURN],), {"raw": True}, "raw=True continues a text itself"),
+    ("generate", ([TURN],), {"raw": True}, "raw=True continues plain text"),
     ("stream", ([TURN | {"role": "usr"}],), {}, "`role` must be one of"),
     ("stream", ("a",), {"context": 0}, "context is 0; wanted a whole number"),
     ("stream", ("a",), {"max_new_tokens": "9"}, "max_new_tokens is '9'; wanted a whole number"),
-    ("logits", ([99999],), {}, "ids holds 99999, which is no token of the model's vocabulary of"),
-    ("logits", ([1, -1],), {}, "ids holds -1, which is no token"),
-    ("logits", ([2**40],), {}, "ids holds 1099511627776, which is no token"),
+    ("logits", ([99999],), {}, "ids contains 99999, which is outside the model's vocabulary of"),
+    ("logits", ([1, -1],), {}, "ids contains -1, which is outside"),
+    ("logits", ([2**40],), {}, "ids contains 1099511627776, which is outside"),
     ("logits", ([1] * 161,), {}, "ids has 161 tokens, the model's context is 160"),
     ("logits", ([],), {}, "ids is []; wanted a list of token ids"),
     ("logits", ([[1, 2]],), {}, "ids is [[1, 2]]; wanted a list of token ids"),
     ("logits", ([[1], [1, 2]],), {}, "wanted a list of token ids"),
     ("logits", ([1.0],), {}, "ids is [1.0]; wanted a list of token ids"),
     ("logits", ("abc",), {}, "ids is 'abc'; wanted a list of token ids"),
-    ("loss", ("abc",), {}, "records is 'abc'; wanted a list of texts"),
-    ("loss", ({"text": "a"},), {}, "records is {'text': 'a'}; wanted a list of texts"),
-    ("loss", (3,), {}, "records is 3; wanted a list of texts"),
-    ("loss", ([3],), {}, "records, line 1: wanted a text or a record of a data set, got 3"),
+    ("loss", ("abc",), {}, "records is 'abc'; wanted a list of strings"),
+    ("loss", ({"text": "a"},), {}, "records is {'text': 'a'}; wanted a list of strings"),
+    ("loss", (3,), {}, "records is 3; wanted a list of strings"),
+    ("loss", ([3],), {}, "records, line 1: wanted a string or a record of a data set, got 3"),
     ("loss", ([],), {}, "records is empty; wanted at least one"),
     ("loss", (["a", "x" * 161],), {}, "records, line 2: 162 tokens, the model's context is 160: shorten it"),
     ("loss", ([{"input_ids": [1, 99999]}],), {}, "token id 99999 is outside the model's vocabulary"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, given, named, message", WRONG)
-def test_what_is_asked_wrongly_is_one_clear_message(llm, name, given, named, message):
+@pytest.mark.parametrize("name, args, kwargs, message", WRONG)
+def test_bad_arguments_are_one_clear_message(llm, name, args, kwargs, message):
     with pytest.raises(UserError) as refused:
-        answer = getattr(llm, name)(*given, **named)
+        answer = getattr(llm, name)(*args, **kwargs)
         list(answer)  # a stream begins when it is read
     assert message in str(refused.value)
 
 
 def test_a_device_may_be_a_number(llm_folder, monkeypatch):
-    asked = []
-    monkeypatch.setattr(api, "open_device", lambda choice: asked.append(choice))
+    choices = []
+    monkeypatch.setattr(api, "open_device", lambda choice: choices.append(choice))
     monkeypatch.setattr(api, "LoadedModel", lambda *_: None)
     for device in (0, 1, "auto", None):
         lorawgpu.load(llm_folder, device=device)
-    assert asked == ["0", "1", "auto", None]
+    assert choices == ["0", "1", "auto", None]

@@ -1,4 +1,4 @@
-"""Checkpoints: exact, whole or absent whatever happens while they are written, and the right one found again."""
+"""Checkpoints: exact, complete or absent whatever happens during a save, and the right one is found again."""
 
 import json
 import os
@@ -33,7 +33,7 @@ LORA = LoraConfig(2, 4, ("q_proj",), use_rslora=True, dropout=0.25)
 
 
 def snapshot(step: int, size: int = 3) -> Snapshot:
-    """Other numbers for every step, and awkward ones among them."""
+    """Different numbers for every step, awkward ones among them."""
     rng = np.random.default_rng(step)
     a, b = tensor_names("model.layers.0.self_attn.q_proj")
 
@@ -60,7 +60,7 @@ def test_round_trip_is_exact(tmp_path):
     assert saved == tmp_path / "run" / "checkpoint-12" == newest_checkpoint(tmp_path / "run")
     assert {p.name for p in saved.iterdir()} == {WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE}
     assert same(load_checkpoint(saved), snapshot(12))
-    assert read_adapter(saved)[0] == LORA  # any PEFT loader can use a checkpoint as an adapter
+    assert read_adapter(saved)[0] == LORA  # PEFT can load a checkpoint as an adapter
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoint-12"]
 
 
@@ -88,7 +88,7 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path, part):
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-7"]
 
 
-def test_newest_is_by_number_and_passes_over_what_is_broken(tmp_path, caplog):
+def test_newest_is_by_number_and_skips_damaged_ones(tmp_path, caplog):
     assert newest_checkpoint(tmp_path) is None and newest_checkpoint(tmp_path / "gone") is None
     for step in (9, 10, 100):
         save_checkpoint(tmp_path, snapshot(step), "base")
@@ -115,7 +115,7 @@ def test_newest_is_by_number_and_passes_over_what_is_broken(tmp_path, caplog):
         (STATE_FILE, lambda b: None, "no such file"),
     ],
 )
-def test_a_broken_checkpoint_is_refused_and_passed_over(tmp_path, caplog, file, damage, words):
+def test_a_damaged_checkpoint_is_refused_and_skipped(tmp_path, caplog, file, damage, words):
     save_checkpoint(tmp_path, snapshot(1), "base")
     path = save_checkpoint(tmp_path, snapshot(2), "base") / file
     data = damage(path.read_bytes())
@@ -126,7 +126,7 @@ def test_a_broken_checkpoint_is_refused_and_passed_over(tmp_path, caplog, file, 
     assert newest_checkpoint(tmp_path).name == "checkpoint-1" and words in caplog.text
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder(tmp_path):
     with pytest.raises(UserError, match="checkpoint-3: no such folder"):
         load_checkpoint(tmp_path / "checkpoint-3")
 
@@ -205,7 +205,7 @@ while True:
     newest = checkpoint.newest_checkpoint(run)
     held = checkpoint.load_checkpoint(newest)
     assert newest.name == "checkpoint-2" and (same(held, old) or same(held, snapshot(2))), (k, newest)
-    checkpoint.save_checkpoint(run, snapshot(3), "base")  # and the run goes on, over what the crash left behind
+    checkpoint.save_checkpoint(run, snapshot(3), "base")  # the run goes on, whatever the crash left behind
     assert same(checkpoint.load_checkpoint(run / "checkpoint-3"), snapshot(3))
     assert not list(run.glob(".*")), k
     if status == 0:
@@ -222,7 +222,7 @@ def python(code: str, *args: str, **kwargs):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="dies in a forked child")
-def test_a_crash_between_any_two_changes_of_the_disk_loses_nothing(tmp_path):
+def test_a_crash_between_any_two_disk_operations_loses_nothing(tmp_path):
     process = python(CRASHES, str(tmp_path))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -252,17 +252,17 @@ def test_kills_at_random_moments_lose_nothing(tmp_path):
         assert first, process.stderr.read()
         time.sleep(moments.uniform(0, 0.25))
         process.send_signal(signal.SIGKILL)
-        said = [int(line) for line in [first, *process.communicate()[0].splitlines(keepends=True)] if "\n" in line]
+        steps = [int(line) for line in [first, *process.communicate()[0].splitlines(keepends=True)] if "\n" in line]
         newest = newest_checkpoint(tmp_path)
         held = load_checkpoint(newest)
-        assert held.state["step"] in (said[-1], said[-1] + 1)  # the last one promised, or the one being written
+        assert held.state["step"] in (steps[-1], steps[-1] + 1)  # the last one reported, or the one being written
         assert same(held, snapshot(held.state["step"], size=200_000))
         done = held.state["step"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "rename", "mkdir"])
 def test_a_failing_disk_is_an_error_and_loses_nothing(tmp_path, monkeypatch, call):
-    """Every call in turn fails as on a full disk."""
+    """Each call in turn fails as on a full disk."""
     real, failed = getattr(os, call), 0
     for k in range(1, 20):
         run = tmp_path / str(k)

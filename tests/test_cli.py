@@ -90,9 +90,9 @@ def test_the_listing_and_the_version(capsys):
 
 def test_an_unknown_command_names_the_nearest(capsys):
     assert cli.main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith("error: no command 'trian'; the nearest one is 'train'")
+    assert capsys.readouterr().err.startswith("error: unknown command 'trian'; the nearest one is 'train'")
     assert cli.main(["quantize"]) == 2
-    assert capsys.readouterr().err == "error: no command 'quantize' (lorawgpu --help lists all)\n"
+    assert capsys.readouterr().err == "error: unknown command 'quantize' (lorawgpu --help lists all)\n"
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_an_unknown_command_names_the_nearest(capsys):
         ("Lora_R", "lora_r"),
         ("LEARNING_RATE", "learning_rate"),
         ("warmup", "warmup_steps"),
-        ("optimizer", None),  # `adapter` is the least unlike
-        ("gradient_clipping", None),  # and not gradient_checkpointing
+        ("optimizer", None),  # `adapter` is the closest, but far
+        ("gradient_clipping", None),  # not gradient_checkpointing
         ("foo", None),
         ("", None),
     ],
 )
-def test_only_what_is_near_is_suggested(word, meant):
+def test_only_close_words_are_suggested(word, meant):
     assert nearest(word, TrainConfig.model_fields) == meant
 
 
@@ -121,7 +121,7 @@ def test_a_command_is_called_with_the_rest(monkeypatch):
     assert cli.main(["doctor", "--json"]) == 5
 
 
-def test_a_closed_pipe_is_no_fault():
+def test_a_closed_pipe_is_not_an_error():
     code = (
         "import sys\nfrom lorawgpu.cli import main_of\n"
         "def run(argv):\n    while True:\n        print('x' * 1000, flush=True)\nsys.exit(main_of(run)([]))"

@@ -1,4 +1,4 @@
-"""The judge of golden cases, with results made up: each quantity at its tolerance, near ties, absent parts."""
+"""Comparison with golden cases, on made-up results: each quantity at its tolerance, near ties, absent arrays."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_a_perfect_result_is_ok(any_case):
 
 
 def spoil(case, result, what, size):
-    """Move one quantity by `size`, in the sense in which it is judged."""
+    """Change one quantity by `size`, in the measure in which it is compared."""
     if what in ("loss_abs_err", "step_loss_abs_err"):
         result.loss += size if what == "loss_abs_err" else 0.0
         result.step_losses[1] -= size if what == "step_loss_abs_err" else 0.0
@@ -88,15 +88,15 @@ def test_a_rounding_near_a_tie_loosens_its_own_phase(case, what):
     for phase in ("loss", "steps", "greedy"):
         close = with_settings(case, rounding_margin={"loss": 1e-5, "steps": 1e-5, "greedy": 1e-5} | {phase: 2.9e-6})
         assert judge(close, result)[0]["ok"] == (phase == PHASES[what]), phase
-    spoil(case, result, what, 2e-2)  # 6e-2 in all
+    spoil(case, result, what, 2e-2)  # 6e-2 in total
     flipping = with_settings(case, rounding_margin=dict.fromkeys(("loss", "steps", "greedy"), 1e-7))
-    for drift, ok in ((1e-2, False), (1.3e-2, True)):  # the outside float32 run flips roundings too
+    for drift, ok in ((1e-2, False), (1.3e-2, True)):  # the independent float32 run flips roundings too
         drifting = with_settings(flipping, float32_vs_float64={QUANTITIES[what]: drift})
         assert judge(drifting, result)[0]["ok"] == ok, drift
 
 
 def test_an_update_off_in_one_tiny_gradient_alone_is_explained():
-    """The element of llama_dense whose gradient is 1e-6 in a tensor of 0.8; and elements that are no such excuse."""
+    """The element of llama_dense whose gradient is 1e-6 in a tensor of 0.8; other elements are not excused."""
     case, tiny = read_case(GOLDEN / "llama_dense"), (1, 47)
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     size = 1e-3 * np.linalg.norm(case.expected[f"after3.{name}"] - case.tensors[name])
@@ -120,7 +120,7 @@ def test_the_worst_tensor_is_named(case):
     assert judge(case, result)[0]["grad_worst"] == name
 
 
-def test_norms_of_single_tensors_count_with_the_steps(case):
+def test_norms_of_single_tensors_count_along_with_the_steps(case):
     norms = {f"grad_norm.{n}": np.linalg.norm(g) for n, g in case.part("grad").items()}
     case = replace(case, expected=case.expected | norms)
     result = perfect(case)
@@ -149,13 +149,13 @@ def test_greedy_choices(case):
     gaps[5] = 9e-4
     close = replace(case, expected=case.expected | {"greedy_gap": gaps})
     assert judge(close, result)[0]["greedy_match"] is True
-    choose(result, 7, 3)  # the comparison goes on behind it
+    choose(result, 7, 3)  # the comparison continues after it
     assert judge(close, result)[0]["greedy_match"] is False
     result.greedy[5] = np.nan
     assert judge(close, result)[0]["ok"] is False
 
 
-def test_greedy_without_given_margins_is_judged_by_ours(case):
+def test_greedy_without_margins_uses_ours(case):
     case = replace(case, expected={k: v for k, v in case.expected.items() if k != "greedy_gap"})
     result = perfect(case)
     result.greedy[2, 7] = 1.0005
@@ -164,8 +164,8 @@ def test_greedy_without_given_margins_is_judged_by_ours(case):
     assert judge(case, result)[0]["greedy_match"] is False
 
 
-def test_base_greedy_decides_but_is_no_greedy(case):
-    """A case with `base_greedy` alone prints null for `greedy_match`, as golden/README.md says; ok covers it."""
+def test_base_greedy_counts_for_ok_but_not_for_greedy_match(case):
+    """A case with only `base_greedy` prints null for `greedy_match`, as golden/README.md says; `ok` covers it."""
     x = {k: v for k, v in case.expected.items() if not k.startswith("greedy")}
     x |= {"base_greedy": case.expected["greedy"], "base_greedy_prompt": case.expected["greedy_prompt"]}
     case, result = replace(case, expected=x), perfect(case)

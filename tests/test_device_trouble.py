@@ -1,4 +1,4 @@
-"""A run on a device or a disk that fails it: what does not fit, what runs out, what is lost; and what stays flat."""
+"""Runs on a failing device or disk: too little memory, a lost device, a full disk; and memory that stays flat."""
 
 import math
 import resource
@@ -33,7 +33,7 @@ def weights_of(device) -> int:
 def test_a_lost_device_ends_the_run_naming_what_was_saved(tmp_path):
     class Unplugged(Trainer):
         def _step(self, batch):
-            if self.standing.step == 5:
+            if self.state.step == 5:
                 self.engine.device.wgpu.destroy()
             super()._step(batch)
 
@@ -45,7 +45,7 @@ def test_a_lost_device_ends_the_run_naming_what_was_saved(tmp_path):
 def test_memory_that_runs_out_ends_the_run_naming_what_was_saved(tmp_path):
     class Crowded(Trainer):
         def _step(self, batch):
-            if self.standing.step == 5:  # another program took the rest, and a new plan wants buffers
+            if self.state.step == 5:  # another program took the rest, and a new plan needs buffers
                 self.engine.device.memory.budget = self.engine.device.memory.total
                 self.engine.plan("logits", 16)
             super()._step(batch)
@@ -55,7 +55,7 @@ def test_memory_that_runs_out_ends_the_run_naming_what_was_saved(tmp_path):
         Crowded(run, build_engine(run, open_device())).train()
 
 
-def test_submits_are_paced_by_what_was_measured(tmp_path, runs):
+def test_submits_are_sized_by_the_measured_rate(tmp_path, runs):
     trainer = runs.trainer(write_config(tmp_path, max_steps=3, max_dispatch_ms=1))
     assert trainer.train() == 0
     limit = trainer.engine.options.flops_per_submit
@@ -70,7 +70,7 @@ def test_memory_stays_flat_over_500_steps(tmp_path, runs):
 
         def _step(self, batch):
             super()._step(batch)
-            if self.standing.step in (100, 500):
+            if self.state.step in (100, 500):
                 self.sizes.append((resident_bytes(), self.engine.device.memory.total))
 
     data = write_data(tmp_path / "d.jsonl", samples=50, longest=30)

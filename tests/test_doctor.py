@@ -1,4 +1,4 @@
-"""`lorawgpu doctor`: it passes here, it covers every kernel, and it names the one that is broken."""
+"""`lorawgpu doctor`: it passes here, covers every kernel, and names a broken one."""
 
 import json
 import re
@@ -20,12 +20,12 @@ from lorawgpu.gpu import KernelCache
 from lorawgpu.gpu import kernel as gpu_kernel
 from lorawgpu.gpu.device import DEFAULT_LIMITS
 
-BENCHMARK_ONLY = {"random"}  # makes weights for benchmarks, which nobody compares with anything
+BENCHMARK_ONLY = {"random_weights"}  # makes weights for benchmarks, whose values do not matter
 
 
 @pytest.fixture(scope="module")
 def whole(device, kernels):
-    """All kernel checks on good kernels; the session's cache holds them compiled afterwards."""
+    """Outcomes of all kernel checks on good kernels, which are in the session's cache afterwards."""
     return [run_check(device, kernels, check) for check in CHECKS]
 
 
@@ -39,7 +39,7 @@ def test_every_shader_is_in_the_table(whole):
 
 
 def test_every_entry_point_is_in_the_table(device, whole):
-    """Of the shaders that are no templates, whose entry points are known without rendering them."""
+    """For shaders that are not templates, whose entry points are known without rendering."""
     cache = KernelCache(device)
     entries = set()
     for path in gpu_kernel.SHADERS.glob("*.wgsl"):
@@ -54,12 +54,12 @@ def test_every_entry_point_is_in_the_table(device, whole):
     assert entries <= recorded
 
 
-# Shader, a line of it, what is made of it: faults that a driver or an edit can make.
+# Shader, a line of it, and its replacement: faults that a driver or an edit may cause.
 BROKEN = {
     "mean over the padded width": ("rmsnorm", "/ params.C + params.eps", "/ f32(params.ld4 * 4u) + params.eps"),
     "backward without its mean": ("rmsnorm", "- x[base + c] * k", ""),
-    "guard of the rows gone": ("gate", "if (row >= params.rows) { return; }", ""),
-    "rotation the other way": ("rope", "roped(t, c, params.Q, 0u)", "roped(t, c, params.Q, 4u)"),
+    "bounds check of the rows missing": ("gate", "if (row >= params.rows) { return; }", ""),
+    "rotation in the other direction": ("rope", "roped(t, c, params.Q, 0u)", "roped(t, c, params.Q, 4u)"),
     "weight decay twice": ("adamw", "- step.lr * params.weight_decay", "- 2.0 * step.lr * params.weight_decay"),
     "sum without a part": ("sum_parts", "var p = 1u", "var p = 2u"),
     "delta of another row": ("attention_stats", "let base = t *", "let base = (t / 2u) *"),
@@ -73,7 +73,7 @@ BROKEN = {
 
 
 class Breaking(KernelCache):
-    """The good kernels of `kernels`, but for one shader, which is compiled from altered text."""
+    """The good kernels of `kernels`, except one shader, which is compiled from an altered source."""
 
     def __init__(self, kernels, stem):
         self.device, self._modules = kernels.device, {k: m for k, m in kernels._modules.items() if k[0] != stem}
@@ -85,7 +85,7 @@ def break_shader(monkeypatch, stem, line, altered):
 
     def load(name, *args):
         code = right(name, *args)
-        assert name != stem or line in code, f"{stem} no longer holds {line!r}: break another line"
+        assert name != stem or line in code, f"{stem} no longer contains {line!r}: break another line"
         return code.replace(line, altered) if name == stem else code
 
     monkeypatch.setattr(gpu_kernel, "load", load)
@@ -96,30 +96,30 @@ def test_a_broken_kernel_is_named(device, kernels, whole, monkeypatch, fault):
     stem = BROKEN[fault][0]
     break_shader(monkeypatch, *BROKEN[fault])
     broken = Breaking(kernels, stem)
-    # one size of each variant: the others agree
+    # one size per variant is enough
     firsts = {(check.kernel, check.record, str(check.args[0])): check for check in reversed(CHECKS)}.values()
     wrong = [o for o in (run_check(device, broken, check) for check in firsts) if not o.ok]
-    assert wrong and all(stem in o.named for o in wrong), [(o.named, o.error, o.fault) for o in wrong]
+    assert wrong and all(stem in o.suspects for o in wrong), [(o.suspects, o.error, o.fault) for o in wrong]
 
 
 def test_a_broken_kernel_shows_in_a_model_too(device, kernels, monkeypatch):
     break_shader(monkeypatch, *BROKEN["delta of another row"])
     outcomes = [*check_training(device, Breaking(kernels, "attention_stats"), "llama")]
     assert {o.shape for o in outcomes if not o.ok} >= {"grad_rel_max"}
-    assert next(o for o in outcomes if o.shape == "loss_abs_err").ok  # the forward has no part in it
+    assert next(o for o in outcomes if o.shape == "loss_abs_err").ok  # the forward is not affected
 
 
 @pytest.mark.parametrize("family", ["llama", "bitnet"])
 def test_tiny_models_are_right_here(device, kernels, family):
     outcomes = [*check_training(device, kernels, family), check_decoding(device, kernels, family)]
     assert len(outcomes) == 7 and all(o.ok for o in outcomes), outcomes
-    # BitNet is judged at what one flipped rounding may do; here, with none, it must be far better than that
+    # BitNet's tolerance allows a flipped rounding; without one, the error must be far smaller
     assert max(o.error for o in outcomes) < 1e-4
 
 
 @pytest.fixture
 def few(monkeypatch, device, kernels):
-    """The command with few checks and the session's device."""
+    """The command with a few checks on the session's device."""
     monkeypatch.setattr(doctor, "CHECKS", [c for c in CHECKS if c.kernel in ("gate", "rmsnorm")])
     monkeypatch.setattr(doctor, "FAMILIES", [])
     monkeypatch.setattr(doctor, "open_device", lambda choice: device)
@@ -144,7 +144,7 @@ def test_a_broken_kernel_ends_in_exit_code_1(few, capsys, monkeypatch):
     break_shader(monkeypatch, *BROKEN["a gate without its up"])
     assert doctor.main([]) == 1
     out, err = capsys.readouterr()
-    assert "3 checks failed" in err and ": gate\n" in err and "update its driver" in err and "Traceback" not in err
+    assert "3 checks failed" in err and ": gate\n" in err and "update the driver" in err and "Traceback" not in err
     assert re.search(r"^gate .* WRONG in m$", out, re.M)
 
 
@@ -200,11 +200,11 @@ SYSTEMS = [
 
 
 @pytest.mark.parametrize(("system", "adapters", "words"), SYSTEMS)
-def test_what_is_wrong_in_words(system, adapters, words):
+def test_problems_are_named_with_advice(system, adapters, words):
     assert words in "\n".join(diagnose(system, adapters))
 
 
-def test_nothing_to_say_where_all_is_well():
+def test_no_findings_if_all_is_well():
     cards = (CARD["NVIDIA"], CARD["Intel"])
     assert (
         diagnose(System("debian", "", cards), [adapter(0x10DE, "DiscreteGPU"), adapter(0x8086, "IntegratedGPU")]) == []
@@ -233,7 +233,7 @@ def test_the_system_is_read_from_its_files(tmp_path, monkeypatch):
     assert [str(c) for c in system.cards] == ["NVIDIA card (nvidia0)"] and system.wsl
 
 
-def test_an_empty_system_is_no_crash(tmp_path, monkeypatch):
+def test_an_empty_system_is_not_a_crash(tmp_path, monkeypatch):
     monkeypatch.setattr("platform.system", lambda: "Linux")
     assert inspect_system(tmp_path).kind == "linux"
     assert install_advice(inspect_system(tmp_path), "AMD").startswith("your distribution's package")
@@ -250,18 +250,18 @@ def test_limits_that_are_too_low_are_named():
     assert not short_limits({"name": "Good card", "limits": dict(DEFAULT_LIMITS) | {"max-buffer-size": 1 << 40}})
 
 
-def test_errors_are_what_they_say():
+def test_errors_are_relative_to_the_largest_value():
     want = np.array([[3.0, -4.0]])
     assert error_of(np.array([[3.0, -4.0, 0, 0]]), want) == 0
     assert error_of(np.array([[3.0, -2.0]]), want) == 0.5
     assert error_of(np.array([[np.nan, -4.0]]), want) == error_of(np.array([[np.inf, -4.0]]), want) == float("inf")
-    assert error_of(np.array([0.25]), np.zeros(1)) == 0.25  # nothing wanted: the difference itself
+    assert error_of(np.array([0.25]), np.zeros(1)) == 0.25  # wanted 0: the absolute difference
     with pytest.raises(Fault, match="padding"):
         error_of(np.array([[3.0, -4.0, 1e-9]]), want)
 
 
 def test_a_kernel_that_writes_past_its_end_or_differs_is_caught(device, kernels):
-    """Through the table's own laboratory: a clear that is one row too long."""
+    """A clear that is one row too long, in the doctor's own lab."""
 
     def too_long(lab):
         out = lab.output(4, 16)
@@ -269,11 +269,11 @@ def test_a_kernel_that_writes_past_its_end_or_differs_is_caught(device, kernels)
         return lambda: {"out": (out.value, np.zeros((4, 16)))}
 
     outcome = run_check(device, kernels, KernelCheck("clear", too_long, 0.0))
-    assert not outcome.ok and "a neighbour was overwritten" in outcome.fault
+    assert not outcome.ok and "wrote outside its output" in outcome.fault
     assert replace(outcome, fault="", error=float("nan")).ok is False
 
 
 def test_tolerances_have_room_but_not_much(whole):
-    """A tolerance far above what is measured would hide a lost term."""
+    """A tolerance far above the measured error would hide a lost term."""
     loose = {table.EXACT: 1, table.ROUNDED: 1000, table.SUMMED: 1000}
     assert all(o.tolerance <= max(o.error, 3e-8) * loose[o.tolerance] for o in whole)

@@ -1,7 +1,6 @@
-"""Every error that a user can cause: exit code 2, one message that says what, no traceback.
+"""Every error that a user can cause: exit code 2, one message that says what is wrong, no traceback.
 
-The table is tests/catalogue. What stands in the way of `train` itself (configs, resuming, the device) is in
-tests/test_errors.py.
+The table is tests/catalogue. Errors of `train` itself (configs, resuming, the device) are in tests/test_errors.py.
 """
 
 from pathlib import Path
@@ -15,7 +14,7 @@ from lorawgpu import cli
 
 TABLES = {"model": models, "adapter": adapters, "data": data, "command": commands, "train": training}
 CASES = {f"{kind}: {name}": case for kind, table in TABLES.items() for name, case in table.CASES.items()}
-PRINTED = {}  # by case, what it ended in
+PRINTED = {}  # by case, its stderr
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,30 +43,30 @@ def lacking(templates) -> str:
 
 
 def test_every_error_is_in_the_catalogue_or_listed_with_its_test(source):
-    """After all the cases above: what they printed is looked up among the messages in the package's source."""
+    """Runs after all cases: every message in the package's source must have been printed, or be listed."""
     if PRINTED.keys() != CASES.keys():
-        pytest.skip("only a part of the catalogue was run")
+        pytest.skip("only part of the catalogue was run")
     templates = source.templates(ERRORS)
     shown = set().union(*(shown_by(printed, templates) for printed in PRINTED.values()))
     missing = [t for t in templates if t not in shown and not listed(t)]
     assert not missing, (
         "no case of tests/catalogue prints these messages. Add one, or list a few words of the message in "
-        f"catalogue/elsewhere.py with the test that provokes it:\n{lacking(missing)}"
+        f"catalogue/elsewhere.py with the test that triggers it:\n{lacking(missing)}"
     )
 
 
 def test_every_failure_that_has_to_be_injected_is_listed(source):
     missing = [t for t in source.templates(FAILURES) if not listed(t)]
     assert not missing, (
-        "a few words of each of these messages belong into catalogue/elsewhere.py, with the test that provokes it:\n"
+        "list a few words of each of these messages in catalogue/elsewhere.py, with the test that triggers it:\n"
         + lacking(missing)
     )
 
 
-def test_the_list_is_of_messages_and_tests_that_exist(source):
+def test_listed_messages_and_tests_exist(source):
     texts = [t.text for t in source.templates(ERRORS | FAILURES)]
     stale = [fragment for fragment in ELSEWHERE if not any(fragment in text for text in texts)]
-    assert not stale, f"no message in the source holds these words of catalogue/elsewhere.py: {stale}"
+    assert not stale, f"no message in the source contains these words of catalogue/elsewhere.py: {stale}"
     tests = {word.rstrip(":;,") for reason in ELSEWHERE.values() for word in reason.split() if word.startswith("test_")}
     gone = [test for test in tests if not (Path(__file__).parent / test).exists()]
     assert not gone, f"catalogue/elsewhere.py names tests that do not exist: {gone}"

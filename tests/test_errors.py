@@ -1,4 +1,4 @@
-"""Every mistake a user can make with `train` and `evaluate`: exit code 2, one message that names it, no traceback."""
+"""Every mistake with `train` and `evaluate`: exit code 2, one message that names it, no traceback."""
 
 import json
 import shutil
@@ -51,9 +51,9 @@ CASES = {
     "missing adapter": (lambda t: {"adapter": str(t / "none")}, "none' does not exist"),
     "adapter of another rank": (lambda t: adapter_with(t, r=8), "has shape [4, 64]"),
     "adapter with DoRA": (lambda t: adapter_with(t, use_dora=True), "use_dora"),
-    "rank beside an adapter": (lambda t: adapter_with(t) | {"lora_r": 16}, "lora_r is 16, but the adapter"),
-    "line that is no JSON": (lambda t: data_with(t, GOOD, "{"), "bad.jsonl, line 2: not valid JSON"),
-    "broken line, and what helps": (lambda t: data_with(t, GOOD, "{"), ". --skip-bad-lines skips such records"),
+    "rank in addition to an adapter": (lambda t: adapter_with(t) | {"lora_r": 16}, "lora_r is 16, but the adapter"),
+    "line that is not JSON": (lambda t: data_with(t, GOOD, "{"), "bad.jsonl, line 2: not valid JSON"),
+    "broken line, with advice": (lambda t: data_with(t, GOOD, "{"), ". --skip-bad-lines skips such records"),
     "line without keys": (lambda t: data_with(t, GOOD, '{"a": 1}'), "bad.jsonl, line 2"),
     "unknown format": (lambda t: data_with(t, '{"a": 1}'), "bad.jsonl, line 1"),
     "id outside the vocabulary": (
@@ -65,8 +65,8 @@ CASES = {
         "bad.jsonl, line 1: this record has no target tokens",
     ),
     "everything dropped": (lambda t: {"sequence_len": 2}, "nothing to train: 8 samples dropped"),
-    "everything dropped, and what helps": (lambda t: {"sequence_len": 2}, "skipped. Raise sequence_len, or set exces"),
-    "too long, to be refused": (
+    "everything dropped, with advice": (lambda t: {"sequence_len": 2}, "skipped. Raise sequence_len, or set exces"),
+    "too long, set to raise": (
         lambda t: {"sequence_len": 8, "excess_length_strategy": "raise"},
         "more than sequence_len 8",
     ),
@@ -110,12 +110,12 @@ def test_broken_yaml(tmp_path, capsys, content, words):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "which config?"),
+        ([], "no config given"),
         (["none.yaml"], "none.yaml"),
         (["{config}", "--set", "lora_r"], "wanted key=value"),
         (["{config}", "--set", "lora_r=0"], "lora_r: got 0"),
         (["{config}", "--preview", "-1"], "--preview -1"),
-        (["{config}", "--json"], "--json goes with --preview"),
+        (["{config}", "--json"], "--json needs --preview"),
         (["{config}", "--resume", "nowhere"], "nowhere: no such folder"),
         (["{config}", "--fast"], "unrecognized arguments: --fast"),
     ],

@@ -1,4 +1,4 @@
-"""Held-out loss: the command's one line, against the reference and against training's own evaluation."""
+"""The `evaluate` command against the reference and against evaluation in training."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def evaluate(capsys, *argv) -> dict:
 
 
 def write_case(case: str, path):
-    """The batch of a golden case as pre-tokenised JSONL."""
+    """The batch of a golden case as pre-tokenized JSONL."""
     arrays = np.load(MODEL.parent / case / "batch.npz")
     with open(path, "w") as file:
         for ids, labels, keep in zip(
@@ -49,8 +49,8 @@ def test_the_loss_of_a_golden_case(tmp_path, capsys, case):
     assert numbers["tokens"] == golden.batch.targets and numbers.keys() == {"loss", "perplexity", "tokens"}
 
 
-def test_as_training_evaluates(tmp_path, runs, capsys):
-    """Other capacities and neighbours: flash attention groups keys by place in the row, hence float32 rounding."""
+def test_equals_evaluation_in_training(tmp_path, runs, capsys):
+    """Other capacities and neighbors; equal up to float32 rounding."""
     held_out = write_data(tmp_path / "v.jsonl", samples=9, seed=3)
     config = write_config(tmp_path, test_datasets=[{"path": str(held_out)}], eval_steps=2, max_steps=2)
     folder = runs.train(config)
@@ -89,7 +89,7 @@ def test_token_mean_over_many_batches_not_mean_of_means(device, kernels):
     sums = [evaluate_source(engine, Source([s])) for s in samples]
     assert whole.tokens == sum(e.tokens for e in sums) == 2 + 29 + 6 + 15 + 1
     expected = sum(e.loss * e.tokens for e in sums) / whole.tokens
-    assert whole.loss == pytest.approx(expected, rel=1e-6)  # float32, as above; a mean of means is off by percents
+    assert whole.loss == pytest.approx(expected, rel=1e-6)  # float32, as above; a mean of means is off by percent
     with pytest.raises(ValueError, match="no sample has a target"):
         evaluate_source(engine, Source([Sample(samples[0].input_ids, np.full(3, IGNORE, np.int32))]))
 
@@ -100,7 +100,7 @@ class Source(list):
         return np.array([len(s) for s in self])
 
 
-def test_perplexity_beyond_what_a_float_holds():
+def test_perplexity_that_overflows():
     assert Evaluation(1000.0, 1).perplexity == math.inf
 
 
@@ -111,7 +111,7 @@ def test_text_needs_a_tokenizer(tmp_path, capsys):
     assert "data of type text needs the model's tokenizer" in err and "no tokenizer.json" in err
 
 
-def test_a_length_that_leaves_nothing_or_is_too_large(tmp_path, capsys):
+def test_a_length_that_is_too_small_or_too_large(tmp_path, capsys):
     data = write_data(tmp_path / "d.jsonl", samples=4)  # the first two tokens of each carry no loss
     argv = ["--model", str(MODEL), "--data", str(data), "--sequence-len"]
     assert command.main([*argv, "2"]) == 2

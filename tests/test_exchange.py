@@ -167,7 +167,7 @@ def run_on_ranks(tmp_path, runs, data, kinds, **keys):
 
     def work(exchange):
         trainer = runs.trainer(configs[exchange.rank], kind=kinds[exchange.rank], exchange=exchange)
-        return trainer.train(), trainer.engine.tensors(), trainer.standing
+        return trainer.train(), trainer.engine.tensors(), trainer.state
 
     return Ranks(len(kinds)).run(work)
 
@@ -207,7 +207,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path, runs, data, m
 
         def _step(self, batch):
             super()._step(batch)
-            if self.standing.step == 3:
+            if self.state.step == 3:
                 self.interrupts.signum = 15
 
     found = run_on_ranks(tmp_path, runs, data, [trainer_module.Trainer, Stopped])

@@ -1,4 +1,4 @@
-"""Exports to other runtimes: the right bytes by each runtime's own arithmetic, and what lies beside them."""
+"""Exports to other runtimes: correct by each runtime's own arithmetic, and complete."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import open_checkpoint
 
-# Each runtime's own arithmetic, written here anew from its documentation
+# Each runtime's own arithmetic, from its documentation
 
 
 def as_peft(folder) -> dict:
@@ -83,7 +83,7 @@ def test_every_format_changes_the_weights_as_peft_says(tmp_path, case, lora):
     assert_same(as_llama_cpp(tmp_path / "llama.cpp", heads), want)
 
 
-def test_what_a_gguf_adapter_says_of_itself(tmp_path):
+def test_the_metadata_of_a_gguf_adapter(tmp_path):
     adapter = adapter_of(tmp_path / "a", DENSE, replace(PECULIAR, rank_pattern={}, alpha_pattern={}))
     assert export("--adapter", adapter, "--to", "gguf", "--out", tmp_path / "g") == 0  # the base: as the adapter says
     reader = gguf_library.GGUFReader(tmp_path / "g" / "adapter.gguf")
@@ -106,21 +106,21 @@ def test_the_architecture_where_runtimes_disagree(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "SiLU" in out and "wrong scale" in out and "bitnet-b1.58 in bitnet.cpp" in out
     assert export(*argv, "--out", tmp_path / "b", "--arch", "llama") == 2
-    assert "--arch llama: for a base of the family bitnet wanted bitnet or bitnet-b1.58" in capsys.readouterr().err
+    assert "--arch llama: wanted bitnet or bitnet-b1.58" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
-def test_a_gguf_by_its_file_name_has_its_companions_beside_it(tmp_path, capsys):
+def test_a_gguf_named_by_file_has_its_companions_next_to_it(tmp_path, capsys):
     model = chat_model(tmp_path / "m")
     adapter, out = adapter_of(tmp_path / "a", model), tmp_path / "new" / "bot.gguf"
     assert export("--adapter", adapter, "--to", "gguf", "--model", model, "--out", out) == 0
     names = {"bot.gguf", "bot.chat_template.jinja", "bot.sample_transcript.json"}
     assert {path.name for path in out.parent.iterdir()} == names
-    said = capsys.readouterr().out
-    assert all(str(out.parent / name) in said for name in names)
+    printed = capsys.readouterr().out
+    assert all(str(out.parent / name) in printed for name in names)
     before = out.read_bytes()
     assert export("--adapter", adapter, "--to", "gguf", "--model", model, "--out", out) == 2
-    assert f"{out}: exists already" in capsys.readouterr().err and out.read_bytes() == before
+    assert f"{out}: already exists" in capsys.readouterr().err and out.read_bytes() == before
     out.unlink()
     assert export("--adapter", adapter, "--to", "gguf", "--model", model, "--out", out) == 2  # its companions exist
     assert {path.name for path in out.parent.iterdir()} == names - {"bot.gguf"}
@@ -131,18 +131,23 @@ def test_the_folder_holds_the_template_and_a_transcript(tmp_path, device, kernel
     adapter = adapter_of(tmp_path / "a", model)
     assert export("--adapter", adapter, "--to", "peft", "--model", model, "--out", tmp_path / "p") == 0
     assert (tmp_path / "p" / "chat_template.jinja").read_text() == CHATML
-    said = json.loads((tmp_path / "p" / "sample_transcript.json").read_text())
-    assert said["prompt"] == f"<|im_start|>user\n{said['messages'][0]['content']}<|im_end|>\n<|im_start|>assistant\n"
-    assert said["prompt_ids"] == backend().encode(said["prompt"], add_special_tokens=False).ids
-    assert 0 < len(said["answer_ids"]) <= 48 and said["answer"] == backend().decode(said["answer_ids"])
+    transcript = json.loads((tmp_path / "p" / "sample_transcript.json").read_text())
+    assert (
+        transcript["prompt"]
+        == f"<|im_start|>user\n{transcript['messages'][0]['content']}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert transcript["prompt_ids"] == backend().encode(transcript["prompt"], add_special_tokens=False).ids
+    assert 0 < len(transcript["answer_ids"]) <= 48 and transcript["answer"] == backend().decode(
+        transcript["answer_ids"]
+    )
     from lorawgpu.api.model import LoadedModel
 
     llm = LoadedModel(device, open_checkpoint(model), read_adapter(adapter), kernels)
-    logits = llm.logits(said["prompt_ids"] + said["answer_ids"])[len(said["prompt_ids"]) - 1 : -1]
-    assert logits.argmax(1).tolist() == said["answer_ids"]  # with the adapter ...
+    logits = llm.logits(transcript["prompt_ids"] + transcript["answer_ids"])[len(transcript["prompt_ids"]) - 1 : -1]
+    assert logits.argmax(1).tolist() == transcript["answer_ids"]  # with the adapter ...
     llm = LoadedModel(device, open_checkpoint(model), None, kernels)
-    logits = llm.logits(said["prompt_ids"] + said["answer_ids"])[len(said["prompt_ids"]) - 1 : -1]
-    assert logits.argmax(1).tolist() != said["answer_ids"]  # ... and not without
+    logits = llm.logits(transcript["prompt_ids"] + transcript["answer_ids"])[len(transcript["prompt_ids"]) - 1 : -1]
+    assert logits.argmax(1).tolist() != transcript["answer_ids"]  # ... and not without
 
 
 def test_a_transcript_stays_within_the_models_context(tmp_path, capsys):
@@ -157,13 +162,14 @@ def test_a_transcript_stays_within_the_models_context(tmp_path, capsys):
         return json.loads(path.read_text()) if path.exists() else None
 
     whole = transcript(256)
-    asked = len(whole["prompt_ids"])
-    cut = transcript(asked + 3)
-    assert cut["answer_ids"] == whole["answer_ids"][:4] and not cut["ended"]  # the last is made, and not read again
+    length = len(whole["prompt_ids"])
+    cut = transcript(length + 3)
+    # the last of the four tokens is generated but never processed
+    assert cut["answer_ids"] == whole["answer_ids"][:4] and not cut["ended"]
     capsys.readouterr()
-    assert transcript(asked - 1) is None and (tmp_path / str(asked - 1) / "chat_template.jinja").exists()
-    said = f"no sample transcript: its prompt has {asked} tokens, the model's context is {asked - 1}"
-    assert said in capsys.readouterr().out
+    assert transcript(length - 1) is None and (tmp_path / str(length - 1) / "chat_template.jinja").exists()
+    note = f"no sample transcript: its prompt has {length} tokens, the model's context is {length - 1}"
+    assert note in capsys.readouterr().out
 
 
 def test_the_template_is_the_one_that_the_run_trained_with(tmp_path):
@@ -172,11 +178,11 @@ def test_the_template_is_the_one_that_the_run_trained_with(tmp_path):
     adapter = adapter_of(run / "checkpoint-3", model)
     assert export("--adapter", adapter, "--to", "peft", "--model", model, "--out", tmp_path / "p") == 0
     assert (tmp_path / "p" / "chat_template.jinja").read_text() == BITNET
-    said = json.loads((tmp_path / "p" / "sample_transcript.json").read_text())
-    assert said["prompt"].startswith("<s>User: ") and said["prompt"].endswith("Assistant:")
+    transcript = json.loads((tmp_path / "p" / "sample_transcript.json").read_text())
+    assert transcript["prompt"].startswith("<s>User: ") and transcript["prompt"].endswith("Assistant:")
 
 
-def test_without_a_model_nothing_of_it_is_needed(tmp_path, capsys):
+def test_a_model_is_optional(tmp_path, capsys):
     adapter = adapter_of(tmp_path / "a", DENSE)
     for to in ("peft", "mlx"):
         assert export("--adapter", adapter, "--to", to, "--out", tmp_path / to) == 0
@@ -184,31 +190,31 @@ def test_without_a_model_nothing_of_it_is_needed(tmp_path, capsys):
     settings = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": None}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     assert export("--adapter", adapter, "--to", "gguf", "--out", tmp_path / "g") == 2
-    assert "names no base model, and this export needs one; give it with --model" in capsys.readouterr().err
+    assert "names no base model, and this export needs one" in capsys.readouterr().err
     code = "import sys, lorawgpu.export.__main__; sys.exit('wgpu' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("base", "said"),
+    ("base", "remark"),
     [
         (str(DENSE), ""),
-        (str(BITNET_CASE), "BitNet models: mlx-lm makes"),
-        ("builtin:tiny-bitnet", "BitNet models: mlx-lm makes"),
-        ("microsoft/bitnet-b1.58-2B-4T", "BitNet models: mlx-lm makes"),
+        (str(BITNET_CASE), "BitNet models: mlx-lm supports"),
+        ("builtin:tiny-bitnet", "BitNet models: mlx-lm supports"),
+        ("microsoft/bitnet-b1.58-2B-4T", "BitNet models: mlx-lm supports"),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", ""),
-        ("/gone/since", "BitNet models: if the base is one"),
-        (None, "BitNet models: if the base is one"),
+        ("/gone/since", "BitNet models: if this is one"),
+        (None, "BitNet models: if this is one"),
     ],
 )
-def test_mlx_warns_of_bitnet_where_the_base_is_one_or_may_be(tmp_path, capsys, monkeypatch, base, said):
-    monkeypatch.setattr("lorawgpu.weights.loader.download", None)  # nothing is fetched for a remark
+def test_mlx_warns_if_the_base_is_or_may_be_a_bitnet(tmp_path, capsys, monkeypatch, base, remark):
+    monkeypatch.setattr("lorawgpu.weights.loader.download", None)  # nothing is downloaded for a remark
     adapter = adapter_of(tmp_path / "a", DENSE)
     settings = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": base}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     assert export("--adapter", adapter, "--to", "mlx", "--out", tmp_path / "mlx") == 0
     out = capsys.readouterr().out
-    assert said in out and ("BitNet" in out) is bool(said)
+    assert remark in out and ("BitNet" in out) is bool(remark)
 
 
 def test_a_peft_copy_is_our_own_format(tmp_path):

@@ -1,4 +1,4 @@
-"""Exports that go wrong: found before they are announced, refused with the reason, and nothing is left."""
+"""Exports that go wrong: found before they are announced, refused with a reason, and leaving nothing behind."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_a_full_disk_and_an_interrupt_leave_nothing(tmp_path, monkeypatch, capsy
 
 
 def test_a_full_disk_names_the_path(tmp_path, monkeypatch, capsys):
-    """Neither numpy's short write nor Python's failed one names the file."""
+    """Neither numpy's short write nor Python's failed write names the file."""
     adapter = adapter_of(tmp_path / "a", DENSE)
     for error in (OSError("2048 requested and 32 written"), OSError(28, "No space left on device")):
 
@@ -72,8 +72,8 @@ def test_a_full_disk_names_the_path(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("size", [1000, 4096])
-def test_a_file_that_may_not_grow_on(tmp_path, capsys, size):
-    """As on a full disk, at two places: where Python writes, and where numpy does, which does not notice at the end."""
+def test_a_file_that_may_not_grow(tmp_path, capsys, size):
+    """As on a full disk, in two places: where Python writes, and where numpy does, which misses errors at the end."""
     resource = pytest.importorskip("resource")
     adapter = adapter_of(tmp_path / "a", DENSE)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -89,12 +89,12 @@ def test_a_file_that_may_not_grow_on(tmp_path, capsys, size):
 def test_nothing_is_overwritten(tmp_path, capsys):
     adapter, out = adapter_of(tmp_path / "a", DENSE), tmp_path / "out"
     out.mkdir()
-    assert export("--adapter", adapter, "--to", "peft", "--out", out) == 0  # an empty folder is no loss
+    assert export("--adapter", adapter, "--to", "peft", "--out", out) == 0  # an empty folder may be replaced
     before = {path: path.read_bytes() for path in out.iterdir()}
     assert export("--adapter", adapter, "--to", "mlx", "--out", out) == 2
-    assert f"{out}: exists already; remove it" in capsys.readouterr().err
+    assert f"{out}: already exists; remove it" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.iterdir()} == before
-    with pytest.raises(UserError, match="exists already"), staged(adapter / "adapter_config.json"):
+    with pytest.raises(UserError, match="already exists"), staged(adapter / "adapter_config.json"):
         pass
 
 
@@ -108,7 +108,7 @@ def test_an_adapter_on_the_head_is_refused(tmp_path, capsys):
         assert "lm_head" in capsys.readouterr().err and not (tmp_path / "m").exists()
 
 
-def test_mlx_cannot_adapt_bitnet_and_peft_is_warned_of_peculiar_settings(tmp_path, capsys):
+def test_remarks_on_bitnet_for_mlx_and_on_uncommon_settings_for_peft(tmp_path, capsys):
     argv = ["--adapter", BITNET_CASE / "adapter_init", "--model", BITNET_CASE]
     assert export(*argv, "--to", "mlx", "--out", tmp_path / "m") == 0
     assert "Can't convert layer of type BitLinear to LoRA" in capsys.readouterr().out
@@ -131,10 +131,10 @@ def test_difference_equals_the_difference_of_whole_matrices():
     assert difference(ours, replace(theirs, b=theirs.b * np.nan)) == np.inf
     zero = replace(ours, b=ours.b * 0)
     assert difference(zero, zero) == 0 and difference(zero, ours) > 1
-    with pytest.raises(CheckFailed, match="m is in one of"):
+    with pytest.raises(CheckFailed, match="m is in only one of"):
         check_effect({"m": ours}, {}, "x")
 
 
-def test_modules_with_names_that_are_no_linears():
+def test_modules_that_are_not_linear_layers():
     with pytest.raises(UserError, match="model.layers.0.self_attn.rotary"):
         effect_of(LoraConfig(1, 1, ("x",)), {"base_model.model.model.layers.0.self_attn.rotary.lora_A.weight": None})

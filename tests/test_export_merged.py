@@ -1,4 +1,4 @@
-"""Merged weights: base and change rounded once, in the base's dtype; ternary bases are refused, or dequantised."""
+"""Merged weights: base and change rounded once, in the base's dtype; ternary bases are refused or dequantized."""
 
 import json
 
@@ -54,9 +54,9 @@ def test_a_ternary_base_is_not_merged(tmp_path, capsys):
         assert export(*argv, "--out", tmp_path / case) == 2
         assert "is ternary, so an adapter cannot be merged into it" in capsys.readouterr().err
         assert export(*argv, "--out", tmp_path / case, "--dequantize") == 0
-        first, *said = capsys.readouterr().out.splitlines()
-        assert first.startswith("wrote merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY: ")
-        assert "every weight, in bf16, is" in said[0] and "not to serve" in said[-1]
+        first, *notes = capsys.readouterr().out.splitlines()
+        assert first.startswith("wrote merged, ternary layers dequantized to bf16, FOR EVALUATION ONLY: ")
+        assert "every weight, in bf16, is" in notes[0] and "not to serve it" in " ".join(notes)
         model, changes = reference_case(case).model, wanted(GOLDEN / case / "adapter_init")
         stored = merged.read_weights(tmp_path / case)
         for module, change in changes.items():
@@ -68,12 +68,12 @@ def test_a_ternary_base_is_not_merged(tmp_path, capsys):
             assert (np.abs(tensor.float32() - exact) <= 2.0**-7 * (np.abs(exact) + scale)).all()
         assert "quantization_config" not in json.loads((tmp_path / case / "config.json").read_text())
     argv = ["--adapter", DENSE / "adapter_init", "--model", DENSE, "--out", tmp_path / "d"]
-    assert export(*argv, "--to", "merged", "--dequantize") == 2 and "leave it out" in capsys.readouterr().err
+    assert export(*argv, "--to", "merged", "--dequantize") == 2 and "remove it" in capsys.readouterr().err
     assert export(*argv, "--to", "peft", "--dequantize") == 2 and "only --to merged" in capsys.readouterr().err
     assert export(*argv, "--to", "mlx", "--arch", "llama") == 2 and "only --to gguf" in capsys.readouterr().err
 
 
-def test_merging_a_gguf_makes_a_folder_of_its_own(tmp_path, capsys):
+def test_merging_a_gguf_writes_a_hugging_face_folder(tmp_path, capsys):
     model = gguf_with_tokenizer(tmp_path / "m.gguf")
     adapter = adapter_of(tmp_path / "a", DENSE)
     assert export("--adapter", adapter, "--to", "merged", "--model", model, "--out", tmp_path / "m") == 0
@@ -113,16 +113,13 @@ def test_weights_in_shards(tmp_path):
     assert all(np.array_equal(again.dense(n).data, checkpoint.dense(n).data) for n in checkpoint.keys())
 
 
-def test_an_adapter_that_rounding_takes_away_is_not_merged(tmp_path, capsys):
-    """Changes far under half a unit of bf16: the merged model would be the base."""
+def test_an_adapter_that_rounding_removes_is_not_merged(tmp_path, capsys):
+    """The changes are far below half a unit of bf16, so the merged model would be the base."""
     lora = LoraConfig(4, 8, LINEAR_MODULES)
     tensors = {n: t * 0.01 for n, t in random_adapter(lora, open_checkpoint(DENSE).config).items()}
     write_adapter(tmp_path / "a", lora, tensors, "base")
     assert export("--adapter", tmp_path / "a", "--to", "merged", "--model", DENSE, "--out", tmp_path / "m") == 1
-    assert (
-        "rounding takes the adapter away: serve it unmerged" in capsys.readouterr().err
-        and not (tmp_path / "m").exists()
-    )
+    assert "removes the adapter: serve it unmerged" in capsys.readouterr().err and not (tmp_path / "m").exists()
 
 
 def test_a_wrong_merge_is_found(tmp_path, capsys, monkeypatch):

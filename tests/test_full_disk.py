@@ -1,6 +1,6 @@
-"""A disk that is really full while a checkpoint is saved: nothing is lost, and with space made the run goes on.
+"""A disk that really fills up during a save: nothing is lost, and the run resumes once there is space.
 
-The disk is a small tmpfs, mounted in a mount namespace of its own: it is gone with its last process.
+The disk is a small tmpfs in its own mount namespace, so it disappears with its last process.
 """
 
 import json
@@ -14,7 +14,7 @@ from tiny_run import adapter_bytes
 
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 
-# Mounts the disk, leaves `free` bytes of it, trains, tells what is there; makes space, resumes, and takes all away.
+# Mounts the disk, leaves `free` bytes of it, trains and copies the result; makes space, resumes, and copies again.
 SCENE = """
 import json, os, shutil, subprocess, sys
 from pathlib import Path
@@ -39,7 +39,7 @@ print(json.dumps([full, resumed]))
 
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory) -> list[str]:
-    """The command that starts another in a mount namespace where it may mount; skips where nobody may."""
+    """The prefix that runs a command in its own mount namespace; skips if mounting is not allowed."""
     folder, why = tmp_path_factory.mktemp("mount"), []
     for command in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
         try:
@@ -55,7 +55,7 @@ def namespace(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """The folder of a run that always had space."""
+    """The folder of a run on a disk with space."""
     folder = tmp_path_factory.mktemp("whole")
     config = everything(folder, "whole", **KEYS)
     subprocess.run([sys.executable, "-m", "lorawgpu.train", str(config)], check=True, capture_output=True)
@@ -71,11 +71,11 @@ def test_a_disk_that_fills_during_a_save_loses_nothing(tmp_path, namespace, whol
     """Room for `part` checkpoints: the second save fails in its adapter or in its moments, early or late."""
     saved = whole / "checkpoint-3"
     one = sum(-(-file.stat().st_size // 4096) * 4096 for file in saved.iterdir())
-    beside = 64 << 10  # config, metrics, names of folders
+    other_files = 64 << 10  # config, metrics, folders
     disk = tmp_path / "disk"
     disk.mkdir()
     config = everything(tmp_path, "cut", **KEYS, output_dir=str(disk / "out"))
-    sizes = [str(-(-8 * one // 4096) * 4096), str(int(part * one) + beside)]
+    sizes = [str(-(-8 * one // 4096) * 4096), str(int(part * one) + other_files)]
     command = [*namespace, sys.executable, "-c", SCENE, str(config), str(disk), str(tmp_path), *sizes]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -83,7 +83,7 @@ def test_a_disk_that_fills_during_a_save_loses_nothing(tmp_path, namespace, whol
     assert full["code"] == 2 and "Traceback" not in full["err"]
     assert "No space left on device. The last good checkpoint is " in full["err"], full["err"]
     assert f"{disk / 'out' / 'checkpoint-3'}; --resume continues from it." in full["err"]
-    assert full["left"] > (part - 1) * one  # the half of a checkpoint is gone again
+    assert full["left"] > (part - 1) * one  # the partial checkpoint was removed
     assert newest_checkpoint(tmp_path / "full").name == "checkpoint-3"
     assert same_files(tmp_path / "full" / "checkpoint-3", saved)
     assert not list((tmp_path / "full").glob(".*"))

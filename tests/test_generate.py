@@ -1,4 +1,4 @@
-"""Decoding with the KV cache against an outside run's logits and greedy texts."""
+"""Decoding with the KV cache against golden logits and greedy texts."""
 
 import json
 from dataclasses import replace
@@ -88,7 +88,7 @@ def tolerance(case, phase, quantity):
 
 
 def decoded(decoder, sequences, prompt):
-    """Logits after each token from number `prompt` on, fed one by one to all sequences: [B, tokens, V]."""
+    """Logits after each token from number `prompt` on, appended one by one to all sequences: [B, tokens, V]."""
     count, length = len(sequences), min(map(len, sequences))
     decoder.start([s[:prompt] for s in sequences])
     logits = [decoder.read_logits(count)]
@@ -107,7 +107,7 @@ def test_decoding_equals_the_whole_sequence(case, prompt):
 
 
 def test_greedy_text(case):
-    """The expected token is fed, so that one near tie does not hide what follows."""
+    """The expected token is appended, so that a near tie does not hide what follows."""
     run = decoder(case, case.stepped)
     run.start([case.expected["greedy_prompt"].tolist()])
     allowed = 0.1 if case.settings.get("rounding_margin", {}).get("greedy", 1) < 3e-6 else 1e-3
@@ -117,7 +117,7 @@ def test_greedy_text(case):
 
 
 def test_batched_equals_single(dense):
-    """Bit for bit: a row's sums do not depend on its neighbours, nor a sequence on where its slots lie."""
+    """Bit for bit: a row's sums do not depend on its neighbors, nor a sequence on the place of its slots."""
     sequences = [dense.sequences[0][:40], dense.sequences[1][:9], dense.sequences[2][:17]]
     together = decoder(dense, dense.adapter, 3)
     together.start(sequences)
@@ -146,7 +146,7 @@ def answers(run, prompts, sampling=Sampling(), max_new_tokens=10, stop=(), **opt
     return texts, generator.reasons
 
 
-def fed_back(run, prompt, tokens):
+def by_host_argmax(run, prompt, tokens):
     """The greedy answer by the host's own argmax."""
     run.start([prompt])
     answer = []
@@ -158,7 +158,7 @@ def fed_back(run, prompt, tokens):
 
 def test_the_gpu_feeds_itself_what_the_host_would(case):
     prompt = case.sequences[0][:5]
-    want = fed_back(decoder(case, case.adapter), prompt, 19)
+    want = by_host_argmax(decoder(case, case.adapter), prompt, 19)
     got, reasons = answers(decoder(case, case.adapter), [prompt], max_new_tokens=19)
     assert got == [want] and reasons == ["length"]
 
@@ -183,7 +183,9 @@ def test_an_answer_ends_at_a_stop_token_a_length_or_the_context(dense):
         assert got[b] == (free[b][: free[b].index(stop)] if ends else free[b])
         assert reasons[b] == ("stop" if ends else "length")
     long = decoder(dense, None)
-    got, reasons = answers(long, [dense.sequences[0][:5] * 24], max_new_tokens=50)  # 120 tokens; the last is not fed
+    got, reasons = answers(
+        long, [dense.sequences[0][:5] * 24], max_new_tokens=50
+    )  # 120 tokens; the last one is not processed
     assert reasons == ["context"] and len(got[0]) == CONTEXT - 120 + 1
     assert answers(long, prompts[:1], max_new_tokens=0) == ([[]], ["length"])
 
@@ -194,7 +196,7 @@ def test_a_kept_beginning_gives_the_same_answer(dense):
     follow = prompt + first[0] + [3, 4, 5]
     again, _ = answers(run, [follow], reuse=True)
     assert again == answers(decoder(dense, dense.adapter), [follow])[0]
-    other = prompt[:11] + [7]  # a conversation that begins alike and goes on otherwise
+    other = prompt[:11] + [7]  # a conversation with the same beginning and another end
     assert answers(run, [other], reuse=True) == answers(decoder(dense, dense.adapter), [other])
 
 
@@ -204,7 +206,7 @@ def test_values_that_are_not_finite_end_it(dense):
     with pytest.raises(CheckFailed, match="not finite, first in layers.0.gate_up"):
         answers(run, prompts)
     dense.device.write(params, dense.device.read(dense.adapter.params))
-    assert answers(run, prompts) == answers(decoder(dense, dense.adapter, 2), prompts)  # no trace of it is left
+    assert answers(run, prompts) == answers(decoder(dense, dense.adapter, 2), prompts)  # no trace is left
 
 
 def test_nothing_is_created_while_tokens_are_made(dense):
@@ -226,7 +228,7 @@ def test_once_prepared_nothing_is_allocated(dense):
 
 
 def test_fewer_sequences_than_were_begun_go_on(dense):
-    """Each as if it were alone; the others wait."""
+    """Each as if it were the only one; the others wait."""
     run = decoder(dense, dense.adapter, 2)
     run.start([[1, 2, 3], [4, 5]], streams=[7, 8])
     run.extend([[6]])
@@ -237,7 +239,7 @@ def test_fewer_sequences_than_were_begun_go_on(dense):
 
 
 def test_a_token_takes_few_dispatches(case):
-    """Each costs more than its arithmetic where a layer is small: 14 a layer, and what begins and ends a step."""
+    """With small layers, a dispatch costs more than its arithmetic: 14 per layer, 8 for the rest of a step."""
     run = decoder(case, case.adapter)
     layers = case.model.config.num_hidden_layers
     assert len(run.records(1, Sampling())) <= 14 * layers + 8
@@ -249,7 +251,7 @@ def diagnostics():
 
 
 @pytest.mark.parametrize("family", ["llama", "bitnet"])
-def test_heads_that_are_no_vec4s_take_the_whole_walk(device, kernels, family):
+def test_head_sizes_that_are_not_vec4s_take_the_prefill_pass(device, kernels, family):
     tiny = Tiny(device, kernels, tiny_config(family))  # HD 10
     engine, ids = tiny.engine(), np.arange(9, dtype=np.int32)
     run = Decoder(device, tiny.model, engine.adapter, context=64, kernels=kernels)
@@ -260,9 +262,9 @@ def test_heads_that_are_no_vec4s_take_the_whole_walk(device, kernels, family):
     assert relative(run.read_logits(1), want) < (5e-2 if family == "bitnet" else 1e-4)
 
 
-@pytest.mark.parametrize("layers", [[EVERY_NORM] * 2, [EVERY_NORM, Norms()]], ids=["alike", "mixed"])
+@pytest.mark.parametrize("layers", [[EVERY_NORM] * 2, [EVERY_NORM, Norms()]], ids=["equal", "mixed"])
 def test_norms_by_role_and_layers_of_their_own_sizes(device, kernels, layers):
-    """Decoding against the whole-sequence walk, which the reference checks (test_gradients.py)."""
+    """Decoding against the whole-sequence pass, which is checked against the reference (test_gradients.py)."""
     small = tiny_config(count=1, head_dim=8, norms=layers[0])
     wide = tiny_config(count=1, head_dim=16, heads=4, kv_heads=2, width=100, norms=layers[1])
     tiny = Tiny(device, kernels, replace(small, layers=small.layers + wide.layers))

@@ -1,4 +1,4 @@
-"""The `generate` command on a model that is loaded already: what it prints, and where."""
+"""The `generate` command on a loaded model: what it prints, and where."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from lorawgpu.lora.base_name import plain_name
 
 @pytest.fixture
 def run(llm, llm_folder, monkeypatch, capsys):
-    """Runs the command on a model that is loaded already: (exit code, stdout, stderr)."""
+    """Runs the command on a loaded model: (exit code, stdout, stderr)."""
     monkeypatch.setattr(command, "load", lambda *what: llm)
 
     def call(*args, adapter=True, typed=None):
@@ -65,10 +65,10 @@ def test_an_adapter_of_another_model_is_noted(run, tmp_path, monkeypatch, llm):
     adapter = shutil.copytree(CASE / "adapter_init", tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "org/Llama-1B"}))
-    asked = ("--adapter", str(adapter), "--prompt", "a", "--max-new-tokens", "1")
+    args = ("--adapter", str(adapter), "--prompt", "a", "--max-new-tokens", "1")
     for name, noted in (("a/Llama-2B", True), ("x/llama-1b-Q4_K_M.gguf", False)):
         monkeypatch.setattr(llm.checkpoint, "name", name)
-        code, _, err = run(*asked, adapter=False)
+        code, _, err = run(*args, adapter=False)
         assert code == 0 and (f"note: the adapter {adapter} was trained on 'org/Llama-1B'" in err) is noted
 
 
@@ -104,13 +104,13 @@ def test_compare_says_which_answer_was_cut(run, llm, monkeypatch):
         yield "answer"
 
     monkeypatch.setattr(llm, "stream", stream)
-    for base, tuned, said in (
+    for base, tuned, notes in (
         ("length", "stop", ["(cut without the adapter: --max-new-tokens reached)"]),
         ("stop", "context", ["(cut with the adapter: the model's context reached)"]),
         ("stop", "stop", []),
     ):
         reasons |= {False: base, True: tuned}
-        assert run("--prompt", "hello", "--compare")[2].splitlines() == said
+        assert run("--prompt", "hello", "--compare")[2].splitlines() == notes
 
 
 def test_chat_remembers_resets_and_refuses_what_is_too_long(run, llm):
@@ -119,16 +119,16 @@ def test_chat_remembers_resets_and_refuses_what_is_too_long(run, llm):
     turns = [("user", "hi"), ("assistant", first), ("user", "and?")]
     second = llm.generate([{"role": r, "content": c} for r, c in turns], max_new_tokens=5)
     assert code == 0 and out.startswith(f"{first}\n{second}\n{first}\n")
-    assert "this turn alone has" in err and "leaves less than 5 of the context of 160 for an answer: shorten it" in err
+    assert "this turn has" in err and "leaves fewer than 5 of the context of 160 for an answer: shorten it" in err
 
 
 def test_a_long_answer_leaves_room_for_the_next_turn(run, llm):
-    """--max-new-tokens above the context refuses no turn; an answer ends where the context does, and says so."""
+    """--max-new-tokens beyond the context refuses no turn; an answer ends with the context, and a note says so."""
     code, out, err = run("--chat", "--max-new-tokens", "600", typed="hi\nand?\n/reset\nhi\n")
     first = llm.generate("hi", max_new_tokens=600)
     assert code == 0 and out == f"{first}\n{first}\n"
     assert err.count("(cut: the model's context reached)") == 2
-    assert "leaves less than 20 tokens of the context of 160 for an answer: /reset begins a new one" in err
+    assert "leaves fewer than 20 tokens of the context of 160 for an answer: /reset starts a new one" in err
 
 
 def test_chat_without_a_stdin_is_one_message(run, monkeypatch):
@@ -138,7 +138,7 @@ def test_chat_without_a_stdin_is_one_message(run, monkeypatch):
 
 
 def test_an_answer_is_out_before_the_note_on_it(run, monkeypatch):
-    """Both may go into one file, and stdout holds back what it is given when it is no terminal."""
+    """Both may go to one file, and stdout is buffered if it is not a terminal."""
     both = io.BytesIO()
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, io.TextIOWrapper(both, "utf-8", write_through=name == "stderr"))
@@ -165,7 +165,7 @@ def test_chat_compares_and_remembers_the_adapters_answer(run, llm):
     assert len(sides) == 2 and "".join(s.partition("--- with the adapter ---\n")[2] for s in sides) == alone
 
 
-def test_a_turn_that_is_no_utf8_is_refused_and_the_conversation_goes_on(run, llm, monkeypatch):
+def test_a_turn_that_is_not_utf8_is_refused_and_the_conversation_goes_on(run, llm, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nhi\n"), "utf-8"))
     code, out, err = run("--chat", "--max-new-tokens", "5")
     assert code == 0 and out == llm.generate("hi", max_new_tokens=5) + "\n" and "is not UTF-8" in err
@@ -192,11 +192,11 @@ def test_wrong_input_is_one_message(run, args, message):
 
 def test_compare_wants_an_adapter(run):
     code, _, err = run("--prompt", "a", "--compare", adapter=False)
-    assert code == 2 and "give one with --adapter" in err
+    assert code == 2 and "pass one with --adapter" in err
 
 
-def test_prompt_files_that_are_none(run, tmp_path):
+def test_bad_prompt_files(run, tmp_path):
     (tmp_path / "blank").write_text("\n \n")
     (tmp_path / "latin").write_bytes(b"caf\xe9\n")
     assert "holds no prompt" in run("--prompts", str(tmp_path / "blank"))[2]
-    assert "not UTF-8 (byte 4)" in run("--prompts", str(tmp_path / "latin"))[2]
+    assert "not UTF-8 at byte 4" in run("--prompts", str(tmp_path / "latin"))[2]

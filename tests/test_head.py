@@ -7,10 +7,10 @@ import pytest
 from gradcheck import relative_error
 from tiny_model import Tiny, gradients, random_samples, tiny_config
 
-from lorawgpu.backward import loss as backward_loss
-from lorawgpu.backward.loss import CHUNK_ALIGN, Head
 from lorawgpu.data.batching import flatten
 from lorawgpu.gpu import KernelCache, open_dry_device
+from lorawgpu.model import head as model_head
+from lorawgpu.model.head import CHUNK_ALIGN, Head
 from lorawgpu.ops.matmul import splits
 
 
@@ -31,7 +31,7 @@ def test_the_head_in_chunks(device, kernels, monkeypatch, tied):
     batch = batch_of(70, 50, 30)
     whole = tiny.engine(256, 128)
     loss, grads = gradients(whole, [batch])
-    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
+    monkeypatch.setattr(model_head, "LOGITS_BUDGET", 1)
     chunked = tiny.engine(256, 128)
     assert chunked.plan("train", 256).head.chunk == 64 < batch.targets < whole.plan("train", 256).head.chunk
     other_loss, other = gradients(chunked, [batch])
@@ -42,7 +42,7 @@ def test_the_head_in_chunks(device, kernels, monkeypatch, tied):
 
 
 def test_a_short_batch_runs_only_the_chunks_it_needs(dense, monkeypatch):
-    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
+    monkeypatch.setattr(model_head, "LOGITS_BUDGET", 1)
     recorded = dense.engine(256).plan("train", 256)
     assert [len(recorded.head.sections(n)) for n in (1, 64, 65, 256)] == [1, 1, 2, 4]
     assert recorded.flops(1) == recorded.flops(64) < recorded.flops(65) < recorded.flops(256)
@@ -82,7 +82,7 @@ def test_spans_cover_the_targets_and_waste_little(chunk):
 
 @pytest.mark.parametrize("kind", ["train", "eval", "logits"])
 def test_every_plan_has_the_heads_of_any_number_of_targets(dense, monkeypatch, kind):
-    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 4 * 128 * dense.model.head.rows)
+    monkeypatch.setattr(model_head, "LOGITS_BUDGET", 4 * 128 * dense.model.head.rows)
     recorded = dense.engine(256).plan(kind, 256)
     heads = {name for targets in range(1, 257) for name in recorded.head.sections(targets)}
     assert recorded.head.chunk == 128 and len(heads) == 4
@@ -93,11 +93,11 @@ def test_every_plan_has_the_heads_of_any_number_of_targets(dense, monkeypatch, k
 def test_a_tail_computes_what_a_whole_chunk_does(device, kernels, monkeypatch, chunk, spans):
     """The same bits, except for gradients, which are split further with fewer rows."""
     tiny = Tiny(device, kernels, tiny_config(vocab_size=1024))
-    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 4 * chunk * 1024)
+    monkeypatch.setattr(model_head, "LOGITS_BUDGET", 4 * chunk * 1024)
     monkeypatch.setattr(splits, "SPREAD", 4)  # workgroups of 64 rows, so that a shorter tail is split further
     batch = batch_of(90, 60)
     with monkeypatch.context() as patch:
-        patch.setattr(backward_loss, "TAIL_SIZES", 1)
+        patch.setattr(model_head, "TAIL_SIZES", 1)
         whole = tiny.engine(256, 256)
         loss, grads = gradients(whole, [batch])
         logits = whole.logits(batch, np.arange(150))

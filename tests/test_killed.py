@@ -1,4 +1,4 @@
-"""A run that is killed from outside, at any moment, ends resumed with the bytes of one that was not."""
+"""A run that is killed at any moment and resumed ends with the same bytes as an uninterrupted one."""
 
 import random
 import signal
@@ -16,12 +16,12 @@ from lorawgpu.train.checkpoint import newest_checkpoint
 
 
 def killed_and_resumed(config: Path, moments) -> int:
-    """Kill the run with SIGKILL after each number of seconds of stepping, then let it end; how many kills hit it."""
+    """SIGKILL the run after each number of seconds of training, then let it finish; returns how many kills hit it."""
     kills = 0
     for seconds in moments:
         process = start(config)
         steps = (line for line in process.stderr if line.startswith("step "))
-        if next(steps, None) is not None:  # training has begun: compiling is not what we want to interrupt
+        if next(steps, None) is not None:  # training has begun: interrupting compilation proves nothing
             time.sleep(seconds)
         kills += process.poll() is None
         process.kill()
@@ -33,7 +33,7 @@ def killed_and_resumed(config: Path, moments) -> int:
 
 
 def test_killed_and_resumed_is_bit_equal(tmp_path):
-    """Saving at every step, so that kills fall into saves too."""
+    """It saves at every step, so that kills hit saves too."""
     keys = {"save_steps": 1, "logging_steps": 1, "max_steps": 40}
     whole = everything(tmp_path, "whole", **keys)
     assert command.main([str(whole)]) == 0
@@ -53,7 +53,7 @@ def test_killed_at_thirty_random_moments(tmp_path):
     assert_same_run(tmp_path / "whole" / "out", tmp_path / "cut" / "out")
 
 
-def test_ctrl_c_saves_and_leaves(tmp_path):
+def test_ctrl_c_saves_and_exits(tmp_path):
     config = write_config(tmp_path, max_steps=100_000, logging_steps=1)
     process = start(config)
     next(line for line in process.stderr if line.startswith("step "))
@@ -63,7 +63,7 @@ def test_ctrl_c_saves_and_leaves(tmp_path):
     assert newest_checkpoint(tmp_path / "out") is not None
 
 
-def test_a_second_ctrl_c_leaves_at_once():
+def test_a_second_ctrl_c_exits_at_once():
     program = (
         "import signal\nfrom lorawgpu.train.interrupt import Interrupts\n"
         "with Interrupts(print):\n    signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n"

@@ -10,7 +10,7 @@ import pytest
 from lorawgpu.train.metrics import MetricsLog, Progress, read_metrics
 
 
-def test_records_are_on_disk_at_once_and_not_finite_is_null(tmp_path):
+def test_records_are_flushed_and_non_finite_numbers_are_null(tmp_path):
     log = MetricsLog(tmp_path / "m.jsonl")
     log.write(1, loss=0.5, samples=["grüß dich"])
     log.write(2, loss=math.nan, grad_norm=math.inf, nested={"x": [-math.inf]})
@@ -19,7 +19,7 @@ def test_records_are_on_disk_at_once_and_not_finite_is_null(tmp_path):
     assert json.loads(lines[1]) == {"step": 2, "loss": None, "grad_norm": None, "nested": {"x": [None]}}
 
 
-def test_resume_cuts_at_the_step_and_drops_a_torn_line(tmp_path):
+def test_resume_cuts_at_the_step_and_drops_an_incomplete_line(tmp_path):
     path = tmp_path / "m.jsonl"
     log = MetricsLog(path)
     for step in (1, 2, 3):
@@ -80,7 +80,7 @@ def test_rates_count_training_time_only(tmp_path, clock):
     assert progress.summary() == "4 steps, 400 tokens in 00:06 (67 tok/s), loss 2.0000 -> 1.0000"
 
 
-def test_one_plain_line_a_logged_step_into_a_file(tmp_path, clock):
+def test_a_file_gets_one_plain_line_per_logged_step(tmp_path, clock):
     stream = io.StringIO()
     run(tmp_path, clock, stream)
     assert stream.getvalue().splitlines() == [
@@ -91,7 +91,7 @@ def test_one_plain_line_a_logged_step_into_a_file(tmp_path, clock):
     ]
 
 
-def test_one_line_rewritten_on_a_terminal(tmp_path, clock):
+def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path, clock):
     class Terminal(io.StringIO):
         def isatty(self):
             return True

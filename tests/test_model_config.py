@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.hf import from_hf
+from lorawgpu.families.spec import Norms
+from lorawgpu.ops.gate import ACTIVATIONS
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -229,3 +231,13 @@ def test_any_value_under_any_key_is_read_or_refused(data):
         from_hf(config)
     except UserError as error:
         assert "config.json" in str(error)
+
+
+def test_norms_of_q_and_k_come_together():
+    with pytest.raises(ValueError, match="norms of both q and k"):
+        Norms(q="self_attn.q_norm")
+
+
+@pytest.mark.parametrize("name", ["silu", "swish", "relu2"])
+def test_activations_have_kernels(name):
+    assert from_hf(llama(hidden_act=name)).layers[0].mlp.act in ACTIVATIONS

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from tiny_model import Tiny, gradients, random_samples, tiny_config
 
-from lorawgpu.backward import loss as backward_loss
-from lorawgpu.backward.loss import chunk_losses, head_backward, head_forward
+from lorawgpu.backward.head import head_backward
+from lorawgpu.backward.loss import chunk_losses
 from lorawgpu.data.batching import flatten
 from lorawgpu.engine.objective import CausalLM
+from lorawgpu.model import head as model_head
+from lorawgpu.model.head import head_forward
 from lorawgpu.ops.cross_entropy import loss_sum, loss_value
 from lorawgpu.reference.cross_entropy import cross_entropy_forward
 from lorawgpu.reference.gather import gather_forward
@@ -27,7 +29,7 @@ def tiny(device, kernels):
 @pytest.fixture
 def chunks_of_64(monkeypatch):
     """The head of a batch with more target rows takes several chunks."""
-    monkeypatch.setattr(backward_loss, "LOGITS_BUDGET", 1)
+    monkeypatch.setattr(model_head, "LOGITS_BUDGET", 1)
 
 
 def long_batch(*lengths, capacity=256):

@@ -7,7 +7,16 @@ import pytest
 from lorawgpu.gpu.kernel import SHADERS
 from lorawgpu.ops.checks import WG, fold, fold_elements
 
-ELEMENTWISE = ("adamw", "dropout", "embedding", "gate", "gather", "random", "rope", "sum_parts")  # fold_elements or WG
+ELEMENTWISE = (
+    "adamw",
+    "dropout",
+    "embedding",
+    "gate",
+    "gather",
+    "random_weights",
+    "rope",
+    "sum_parts",
+)  # fold_elements or WG
 
 
 @pytest.mark.parametrize("stem", ELEMENTWISE)

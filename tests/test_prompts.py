@@ -1,4 +1,4 @@
-"""Between text and ids: pieces of an answer, where it ends, and the template that is asked with."""
+"""Between text and ids: pieces of an answer, its end, and the choice of a chat template."""
 
 import pytest
 import yaml
@@ -40,7 +40,7 @@ def test_an_answer_ends_where_the_template_closes_a_turn(name, end):
     assert prompts.stop_ids([7]) == {7, tokenizer.token_id("</s>"), tokenizer.token_id(end)}
 
 
-def test_the_blank_of_a_generation_prompt_is_the_answers():
+def test_the_space_after_a_generation_prompt_belongs_to_the_answer():
     tokenizer = byte_tokenizer()
     prompts = Prompts(tokenizer, ChatTemplate(BUILT_IN["bitnet"], tokenizer.special_tokens))
     assert tokenizer.decode(prompts.chat([{"role": "user", "content": "hi"}])).endswith("Assistant:")
@@ -57,10 +57,12 @@ def test_the_template_of_the_run_comes_before_the_models(tmp_path):
     (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert template_for(tokenizer, adapter).source == "{{ messages[0].content }}"
     assert template_for(tokenizer, adapter, "bitnet").source == BUILT_IN["bitnet"]
-    with pytest.raises(UserError, match="chat template chatlm: .*neither Jinja source nor a built-in template"):
-        template_for(tokenizer, given="chatlm")  # said of --chat-template as of the config's keys
+    with pytest.raises(
+        UserError, match="^chat template chatlm: not a readable file .*, and neither Jinja source nor a built-in"
+    ):
+        template_for(tokenizer, given="chatlm")  # the same message for --chat-template as for the config's keys
 
 
 def test_without_a_template_there_is_no_chat():
-    with pytest.raises(UserError, match="no chat template: ask with --raw"):
+    with pytest.raises(UserError, match="no chat template: use --raw"):
         Prompts(byte_tokenizer(), None).chat([{"role": "user", "content": "hi"}])

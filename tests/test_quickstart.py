@@ -1,4 +1,4 @@
-"""`scripts/quickstart.sh`: its branches with stand-ins for what it calls, and once for real."""
+"""`scripts/quickstart.sh`: its branches with stand-ins for the commands it calls, and once for real."""
 
 import os
 import re
@@ -25,7 +25,7 @@ FAKES = {
 
 
 class Place:
-    """A copy of what the script reads, in a folder of its own, with stand-ins first on the PATH."""
+    """A copy of the files that the script reads, with stand-ins first on the PATH."""
 
     def __init__(self, folder: Path):
         self.root, fakes = folder / "project", folder / "bin"
@@ -46,7 +46,7 @@ class Place:
                     "APT_FAILS": ""}  # fmt: skip
 
     def run(self, *args, **env):
-        """(exit code, output, what was called)."""
+        """(exit code, output, calls of stand-ins)."""
         self.calls.write_text("")
         done = subprocess.run(["bash", "scripts/quickstart.sh", *args], cwd=self.root, env=self.env | env, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=60)  # fmt: skip
@@ -58,7 +58,7 @@ def place(tmp_path):
     return Place(tmp_path)
 
 
-def test_it_installs_trains_asks_and_says_what_to_do_next(place):
+def test_it_installs_trains_generates_and_prints_the_next_steps(place):
     place.adapter.touch()
     code, output, calls = place.run()
     assert code == 0, output
@@ -85,13 +85,13 @@ def test_without_a_gpu_root_and_yes_install_a_software_adapter(place, uid, args,
     assert re.search("apt-get install .*libvulkan1 mesa-vulkan-drivers", calls) and ("sudo" in calls) == sudo
 
 
-def test_without_a_gpu_and_a_yes_it_says_what_to_install(place):
+def test_without_a_gpu_and_without_yes_it_says_what_to_install(place):
     code, output, calls = place.run()
     assert code == 2 and "sudo apt-get install libvulkan1 mesa-vulkan-drivers" in output
     assert "apt-get" not in calls and "lorawgpu.train" not in calls
 
 
-def test_an_installation_that_fails_is_no_traceback(place):
+def test_a_failing_installation_gives_no_traceback(place):
     code, output, calls = place.run("--yes", APT_FAILS="1")
     assert code == 2 and "error: no Vulkan" in output and "lorawgpu.train" not in calls
 
@@ -103,7 +103,7 @@ def test_an_unknown_option_is_refused(place):
 
 @pytest.mark.long
 def test_for_real_from_nothing(tmp_path):
-    """A copy of the tree, an empty home, no environment: as a stranger runs it. Needs pip's network."""
+    """A copy of the tree, an empty home, no environment: as a new user runs it. Needs network for pip."""
     listed = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from gradcheck import check_gradients, wrong_backwards
 
-from lorawgpu.reference.activation import gate_backward, gate_forward
 from lorawgpu.reference.attention import (
     attention_apply_backward,
     attention_apply_forward,
@@ -20,6 +19,7 @@ from lorawgpu.reference.attention import (
 from lorawgpu.reference.cross_entropy import cross_entropy_backward, cross_entropy_forward, head_loss
 from lorawgpu.reference.dense import dense_backward, dense_forward
 from lorawgpu.reference.dropout import dropout_mask, dropout_step_key
+from lorawgpu.reference.gate import gate_backward, gate_forward
 from lorawgpu.reference.gather import gather_backward, gather_forward
 from lorawgpu.reference.lora import lora_backward, lora_forward
 from lorawgpu.reference.quantize import quantize_backward, quantize_forward, quantize_residual

@@ -1,4 +1,4 @@
-"""The report of a run: what it shows, what it escapes, when it is written, and how it looks in a browser."""
+"""The report of a run: its content, escaping, when it is written, and how it looks in a browser."""
 
 import builtins
 import json
@@ -27,7 +27,7 @@ HOSTILE = "<script>alert('x')</script> & \"quoted\""
 
 
 def whole_run(folder, train_main):
-    """A run with everything a report shows; its folder."""
+    """Train with everything that a report shows; returns the run folder."""
     model = byte_model(folder / "model")
     held_out = write_data(folder / "held_out.jsonl", samples=3, seed=9)
     config = write_config(folder, base_model=str(model), eval_steps=2, max_steps=6, sample_prompts=[HOSTILE, "ab"],
@@ -57,8 +57,8 @@ def test_a_run_ends_with_a_report_of_everything(tmp_path, train_main, capsys):
     assert lines == 2 and html.count("with the adapter, step 6") == 2
 
 
-def test_the_base_is_looked_at_before_the_first_step_and_leaves_no_trace(tmp_path, runs):
-    """With an adapter to continue from, the base is the model without it; training still starts from the adapter."""
+def test_evaluating_the_base_before_the_first_step_leaves_no_trace(tmp_path, runs):
+    """When continuing from an adapter, the base is the model without it; training still starts from the adapter."""
     keys = {
         "adapter": str(MODEL / "adapter_init"),
         "lora_r": None,
@@ -80,8 +80,8 @@ def test_the_base_is_looked_at_before_the_first_step_and_leaves_no_trace(tmp_pat
     assert evaluate_source(looked.engine, looked.run.data.validation).loss == base
 
 
-def test_a_running_run_is_reported_as_far_as_it_came(tmp_path):
-    """A torn last line, no config, no checkpoint: nothing of it is an error, and nothing is touched."""
+def test_a_running_run_is_reported_up_to_its_last_record(tmp_path):
+    """An incomplete last line, no config, no checkpoint: no error, and nothing is changed."""
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write(0, plan={"model": "m"}, total_steps=9)
     log.write(1, loss=2.0, learning_rate=1e-3)
@@ -90,7 +90,7 @@ def test_a_running_run_is_reported_as_far_as_it_came(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(torn)
     assert report.main([str(tmp_path)]) == 0
     html = (tmp_path / "report.html").read_text("utf-8")
-    assert "step 1 of 9; running or interrupted" in html and "No adapter was saved yet." in html
+    assert "step 1 of 9; running or interrupted" in html and "No adapter has been saved yet." in html
     assert tuple(charts_in(html)) == ("loss", "learning-rate")
     assert (tmp_path / "metrics.jsonl").read_bytes() == torn
 
@@ -101,11 +101,11 @@ def test_a_running_run_is_reported_as_far_as_it_came(tmp_path):
 def test_a_damaged_config_is_shown_as_far_as_it_can_be_read(tmp_path, config):
     (tmp_path / "config.yaml").write_bytes(config)
     assert report.main([str(tmp_path)]) == 0
-    assert "No adapter was saved yet." in (tmp_path / "report.html").read_text("utf-8")
+    assert "No adapter has been saved yet." in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_records_of_any_kind_make_a_page(tmp_path):
-    """Numbers that were not finite leave a gap; what is no number, or no list of samples, is passed over."""
+    """Non-finite numbers leave a gap; values that are not numbers, or not lists of samples, are ignored."""
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write(1, loss=float("nan"), plan=[HOSTILE], samples="x", base_samples=[3], total_steps=HOSTILE, gpu_bytes=True)
     log.write(2, loss=HOSTILE, bad_step=HOSTILE, grad_norm=0.0, tokens_per_s=0, samples=[{"prompt": HOSTILE}])
@@ -154,7 +154,7 @@ def test_change_is_the_norm_of_the_difference_of_products(tmp_path):
 def test_charts_are_the_same_every_time():
     line = [("", "#000", [(1, 2.0), (2, 1.0)])]
     one, two = (line_chart("x", "t", line) for _ in range(2))
-    assert one.svg == two.svg and one.svg != line_chart("y", "t", line).svg and one.said == "from 2 to 1"
+    assert one.svg == two.svg and one.svg != line_chart("y", "t", line).svg and one.summary == "from 2 to 1"
 
 
 def without_matplotlib(monkeypatch):
@@ -168,13 +168,13 @@ def without_matplotlib(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
 
 
-def test_without_matplotlib_the_command_names_the_extra_and_training_goes_on(tmp_path, monkeypatch, train_main, capsys):
+def test_without_matplotlib_the_command_names_it_and_training_goes_on(tmp_path, monkeypatch, train_main, capsys):
     without_matplotlib(monkeypatch)
     assert train_main([str(write_config(tmp_path, max_steps=1))]) == 0
     assert "note: no report: the report's charts need matplotlib" in capsys.readouterr().err
     assert report.main([str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
-    assert "pip install 'lorawgpu[report]'" in err and "Traceback" not in err
+    assert "pip install matplotlib" in err and "Traceback" not in err
     assert not (tmp_path / "out" / "report.html").exists()
 
 
@@ -189,31 +189,31 @@ def test_a_folder_without_a_run_is_refused(tmp_path, capsys, make):
 
 
 class Library(types.ModuleType):
-    """Stands for tensorboard.summary and for wandb: notes what it is told."""
+    """A stand-in for tensorboard.summary and wandb that records its calls."""
 
     def __init__(self, name):
         super().__init__(name)
-        self.told = []
+        self.calls = []
 
     def Writer(self, logdir):  # noqa: N802
-        self.told.append(("open", logdir))
+        self.calls.append(("open", logdir))
         return self
 
     def init(self, **settings):
-        self.told.append(("init", settings))
+        self.calls.append(("init", settings))
         return self
 
     def add_scalar(self, name, value, step):
-        self.told.append((name, value, step))
+        self.calls.append((name, value, step))
 
     def log(self, numbers, step):
-        self.told.append((numbers, step))
+        self.calls.append((numbers, step))
 
     def flush(self):
         pass
 
     def close(self):
-        self.told.append("closed")
+        self.calls.append("closed")
 
     finish = close
 
@@ -225,11 +225,11 @@ def test_numbers_go_to_tensorboard_and_wandb(tmp_path, monkeypatch, runs):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     folder = runs.train(write_config(tmp_path, max_steps=2, report_to=["tensorboard", "wandb"]))
     logged = [r for r in read_metrics(folder / "metrics.jsonl") if "learning_rate" in r]
-    assert board.told[0] == ("open", str(folder / "tensorboard")) and board.told[-1] == "closed"
-    assert [t for t in board.told if t[0] == "loss"] == [("loss", r["loss"], r["step"]) for r in logged]
-    settings = wandb.told[0][1]
-    assert settings["name"] == "out" and settings["config"]["lora_r"] == 4 and wandb.told[-1] == "closed"
-    sent = [t for t in wandb.told if isinstance(t, tuple) and isinstance(t[0], dict) and "loss" in t[0]]
+    assert board.calls[0] == ("open", str(folder / "tensorboard")) and board.calls[-1] == "closed"
+    assert [t for t in board.calls if t[0] == "loss"] == [("loss", r["loss"], r["step"]) for r in logged]
+    settings = wandb.calls[0][1]
+    assert settings["name"] == "out" and settings["config"]["lora_r"] == 4 and wandb.calls[-1] == "closed"
+    sent = [t for t in wandb.calls if isinstance(t, tuple) and isinstance(t[0], dict) and "loss" in t[0]]
     assert [(n["loss"], step) for n, step in sent] == [(r["loss"], r["step"]) for r in logged]
     assert not any("plan" in n for n, _ in sent)
 
@@ -239,15 +239,15 @@ def test_a_number_that_is_not_finite_is_left_out(tmp_path):
 
     board = Library("tensorboard.summary")
     TensorBoard(board, tmp_path, {}).write(3, {"loss": float("nan"), "lr": 1.0})
-    assert board.told[1:] == [("lr", 1.0, 3)]
+    assert board.calls[1:] == [("lr", 1.0, 3)]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_library_is_told_before_anything_is_loaded(tmp_path, monkeypatch, train_main, capsys, name):
+def test_a_missing_library_is_reported_before_anything_is_loaded(tmp_path, monkeypatch, train_main, capsys, name):
     for module in (name, "tensorboard.summary"):
         monkeypatch.setitem(sys.modules, module, None)
     assert train_main([str(write_config(tmp_path, report_to=name))]) == 2
-    assert f"pip install 'lorawgpu[{name}]'" in capsys.readouterr().err
+    assert f"pip install {name}" in capsys.readouterr().err
     assert load_config(tmp_path / "config.yaml").report_to == [name]
 
 
@@ -278,7 +278,7 @@ def browser() -> str:
 
 @pytest.mark.long
 def test_a_browser_shows_every_chart(tmp_path, train_main):
-    """The page is measured by a script of ours that is put into a copy of it; the page itself holds none."""
+    """A script that is inserted into a copy of the page measures it; the page itself has no script."""
     html = (whole_run(tmp_path, train_main) / "report.html").read_text("utf-8")
     (tmp_path / "measured.html").write_text(html.replace("</body>", MEASURE))
     command = [browser(), *CHROMIUM, f"--user-data-dir={tmp_path / 'profile'}"]
@@ -295,10 +295,10 @@ def test_a_browser_shows_every_chart(tmp_path, train_main):
 
 
 def assert_drawn(png):
-    """The screenshot has the colours of the page, of the lines and of the held-out line, so it is no blank page."""
+    """The screenshot has the colors of the page, of the lines and of the held-out line, so it is not blank."""
     from matplotlib.image import imread
 
     pixels = (imread(png)[..., :3] * 255).round().astype(int)
     assert pixels.shape[:2] == (1700, 1240)
-    for colour in ((0x25, 0x63, 0xA8), (0xD9, 0x76, 0x2B), (0xFF, 0xFF, 0xFF)):
-        assert (np.abs(pixels - colour).max(-1) < 8).sum() > 50, colour
+    for color in ((0x25, 0x63, 0xA8), (0xD9, 0x76, 0x2B), (0xFF, 0xFF, 0xFF)):
+        assert (np.abs(pixels - color).max(-1) < 8).sum() > 50, color

@@ -1,4 +1,4 @@
-"""An interrupted run, resumed, ends with the bytes of the one that was not."""
+"""An interrupted and resumed run ends with the same bytes as an uninterrupted one."""
 
 import json
 import os
@@ -20,14 +20,14 @@ from lorawgpu.files.run_folder import LOCK_FILE
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.resume import TrainerState
+from lorawgpu.train.resume import TrainerState, load_snapshot
 from lorawgpu.train.trainer import Trainer
 
 STEPS = 9
 
 
 def everything(tmp_path: Path, name: str, **keys) -> Path:
-    """A config with all that has to be resumed: accumulation, dropout, shuffling, packing, schedule, weights."""
+    """A config with everything that must resume: accumulation, dropout, shuffling, packing, schedule, weights."""
     data = [write_data(tmp_path / f"{n}.jsonl", samples=n, seed=n) for n in (19, 11)]
     sets = [{"path": str(data[0])}, {"path": str(data[1]), "weight": 0.5}]
     defaults = {
@@ -39,11 +39,11 @@ def everything(tmp_path: Path, name: str, **keys) -> Path:
 
 
 def stopping_at(step: int) -> type[Trainer]:
-    """A trainer that gets SIGTERM while it works on that step."""
+    """A trainer that receives SIGTERM in that step."""
 
     class Stopped(Trainer):
         def _step(self, batch):
-            if self.standing.step + 1 == step:
+            if self.state.step + 1 == step:
                 signal.raise_signal(signal.SIGTERM)
             super()._step(batch)
 
@@ -51,11 +51,11 @@ def stopping_at(step: int) -> type[Trainer]:
 
 
 def assert_same_run(a: Path, b: Path):
-    """Adapters, moments, data positions and metrics (but for what a clock or the session's memory account says)."""
+    """Compare adapters, moments, data positions and metrics (except times and memory)."""
     assert adapter_bytes(a) == adapter_bytes(b)
     one, two = (load_checkpoint(newest_checkpoint(folder)) for folder in (a, b))
     for snapshot in (one, two):
-        for key in ("environment", "config", "data_files"):  # why bits may differ, and where the run and its data lie
+        for key in ("environment", "config", "data_files"):  # why bits may differ, and where the run and its data are
             snapshot.state.pop(key)
     assert one.state == two.state
     for part in ("adapter", "m", "v"):
@@ -79,8 +79,8 @@ def whole(tmp_path, runs) -> Path:
     return runs.train(everything(tmp_path, "whole"))
 
 
-def test_stopped_anywhere_and_resumed_is_bit_equal(tmp_path, runs, whole, capsys):
-    """Steps 2, 4 (where a checkpoint is due as well) and 7 are interrupted, one after another, in a single run."""
+def test_a_run_stopped_anywhere_and_resumed_is_bit_equal(tmp_path, runs, whole, capsys):
+    """One run is interrupted in steps 2, 4 (where a checkpoint is due as well) and 7."""
     config = everything(tmp_path, "cut")
     for step in (2, 4, 7):
         assert runs.trainer(config, "auto", stopping_at(step)).train() == 128 + signal.SIGTERM
@@ -92,12 +92,12 @@ def test_stopped_anywhere_and_resumed_is_bit_equal(tmp_path, runs, whole, capsys
 
 
 def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, runs, whole):
-    """What a killed run wrote after its last checkpoint is cut from the metrics."""
+    """Metrics that a killed run wrote after its last checkpoint are removed."""
 
     class Killed(Trainer):
         def _step(self, batch):
-            if self.standing.step == 7:
-                raise ZeroDivisionError  # nothing gets a chance to save
+            if self.state.step == 7:
+                raise ZeroDivisionError  # no chance to save
             super()._step(batch)
 
     config = everything(tmp_path, "cut")
@@ -112,7 +112,7 @@ def test_a_finished_run_resumes_to_itself_and_can_be_made_longer(tmp_path, runs,
     config = everything(tmp_path, "whole")
     before = adapter_bytes(whole)
     assert runs.train(config, "auto") == whole and adapter_bytes(whole) == before
-    assert f"finished already: step {STEPS} is the last one; raise max_steps or num_epochs" in capsys.readouterr().out
+    assert f"already finished: step {STEPS} is the last one; raise max_steps or num_epochs" in capsys.readouterr().out
     longer = everything(tmp_path, "whole", max_steps=STEPS + 2)
     runs.train(longer, "auto")
     assert newest_checkpoint(whole).name == f"checkpoint-{STEPS + 2}"
@@ -122,31 +122,32 @@ def test_resume_from_a_named_checkpoint_into_another_folder(tmp_path, runs, whol
     config = everything(tmp_path, "branch")
     folder = runs.train(config, str(whole / "checkpoint-8"))
     assert adapter_bytes(folder) == adapter_bytes(whole)
-    with pytest.raises(UserError, match="checkpoint-9, which another course of training would mix with"):
+    with pytest.raises(UserError, match="already holds checkpoint-9, and two runs must not mix"):
         runs.trainer(everything(tmp_path, "whole"), str(whole / "checkpoint-8"))
 
 
 def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path, runs, whole):
     branch = runs.trainer(everything(tmp_path, "branch"), str(whole))
-    assert branch.standing.step == STEPS
+    assert branch.state.step == STEPS
     itself = runs.trainer(everything(tmp_path, "whole"), str(whole))
-    assert itself.standing.step == STEPS
+    assert itself.state.step == STEPS
 
 
 def test_bad_step_counters_and_best_are_resumed(tmp_path, runs):
     trainer = runs.trainer(everything(tmp_path, "a"), kind=stopping_at(4))
     trainer.train()
-    trainer.standing.bad = trainer.standing.bad.__class__(False, 1, 2, None, 4)
+    trainer.state.bad = trainer.state.bad.__class__(False, 1, 2, None, 4)
     trainer._save()
     resumed = runs.trainer(everything(tmp_path, "a"), "auto")
-    assert resumed.standing == trainer.standing and resumed.standing.best["step"] in (2, 4)
+    assert resumed.state == trainer.state and resumed.state.best["step"] in (2, 4)
     state = resumed.engine.steps_state()
     assert (state.bad_run, state.bad_total, state.steps) == (1, 2, 4)
 
 
 def test_a_checkpoint_keeps_its_keys():
-    """Those that were written before must resume."""
+    """A change of these keys is another FORMAT."""
     stored = {
+        "format": 2,
         "step": 5,
         "epoch": 1,
         "data": {"epoch": 1, "consumed": 7, "window_start": 4, "window_batches": 2, "mixing": [9, 3]},
@@ -159,32 +160,32 @@ def test_a_checkpoint_keeps_its_keys():
     assert TrainerState.from_json(stored).to_json() == stored
 
 
-def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys, train_main):
+def test_auto_without_a_checkpoint_starts_a_new_run_and_says_so(tmp_path, capsys, train_main):
     config = write_config(tmp_path, max_steps=1)
-    for said in (True, False):
+    for noted in (True, False):
         assert train_main([str(config), "--resume"]) == 0
-        assert (f"no checkpoint in {tmp_path / 'out'}: nothing to resume" in capsys.readouterr().out) == said
+        assert (f"no checkpoint in {tmp_path / 'out'}: starting at step 1" in capsys.readouterr().out) == noted
     assert adapter_bytes(tmp_path / "out")
 
 
-def test_a_dry_run_where_a_run_is(tmp_path, capsys, runs, train_main):
+def test_a_dry_run_in_the_folder_of_a_run(tmp_path, capsys, runs, train_main):
     folder = runs.train(write_config(tmp_path, max_steps=1))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with only_run_in(folder):
         assert train_main([str(tmp_path / "config.yaml"), "--dry-run"]) == 0
-    del before[folder]  # the lock came and went
+    del before[folder]  # the lock was created and removed in it
     assert before.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}.items()
 
 
-def test_what_steers_and_was_changed_is_said(tmp_path, runs, capsys):
+def test_a_changed_setting_that_steers_the_run_is_noted(tmp_path, runs, capsys):
     runs.train(write_config(tmp_path, max_steps=1))
     runs.train(write_config(tmp_path, max_steps=2, learning_rate=1e-3), "auto")
     err = capsys.readouterr().err
-    assert "note: this run will not end as the one before would have: learning_rate: the checkpoint has 0.01" in err
+    assert "note: resumed run will not be bit-identical: learning_rate: the checkpoint has 0.01" in err
 
 
-def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_path, runs, monkeypatch):
-    """Else the data would differ tomorrow, and the run could not be resumed."""
+def test_a_template_with_the_date_renders_as_on_the_first_day(tmp_path, runs, monkeypatch):
+    """Otherwise the data would differ tomorrow, and the run could not resume."""
     model = byte_model(tmp_path / "model")
     with open(tmp_path / "chat.jsonl", "w") as file:
         for word in ("one", "two", "three"):
@@ -205,7 +206,7 @@ def test_a_template_that_tells_the_day_reads_the_data_as_on_the_first_day(tmp_pa
     assert runs.trainer(tmp_path / "config.yaml", "auto").run.text.template.now.date() == date.today()
 
 
-# What is refused
+# Refused
 
 
 def test_a_second_run_in_one_folder(tmp_path, capsys, train_main):
@@ -214,7 +215,7 @@ def test_a_second_run_in_one_folder(tmp_path, capsys, train_main):
     next(line for line in process.stderr if line.startswith("step "))
     assert train_main([str(config), "--resume"]) == 2
     assert f"{tmp_path / 'out'}: another run is using this folder" in capsys.readouterr().err
-    process.kill()  # leaves the file of its lock
+    process.kill()  # leaves its lock file behind
     process.communicate()
     assert (tmp_path / "out" / LOCK_FILE).exists()
     assert train_main([str(config), "--resume", "--set", "max_steps=1"]) == 0
@@ -239,7 +240,7 @@ def test_an_output_dir_that_cannot_be_written(tmp_path, capsys, train_main):
         assert "; choose another output_dir" in err
 
 
-def test_starting_afresh_where_a_run_is(tmp_path, capsys, runs, train_main):
+def test_starting_a_new_run_in_the_folder_of_another(tmp_path, capsys, runs, train_main):
     config = write_config(tmp_path, max_steps=1)
     runs.train(config)
     before = adapter_bytes(tmp_path / "out")
@@ -256,10 +257,13 @@ def test_starting_afresh_where_a_run_is(tmp_path, capsys, runs, train_main):
         ({"seed": 1}, "seed: the checkpoint has 42, this run 1"),
         ({"micro_batch_size": 1}, "micro_batch_size: the checkpoint has 2, this run 1"),
         ({"base_model": "other"}, "model: the checkpoint has"),
-        ({"datasets": "other"}, "data.jsonl is not among them now; {t}/other.jsonl is new among them"),
-        ({"datasets": "changed"}, "data: {t}/data.jsonl has other content now"),
-        ({"val_set_size": 2}, "data: the files are the same, but they are read otherwise"),
-        ({"max_steps": 1}, "checkpoint-2: at step 2 already, and this run has 1 steps: raise max_steps or num_epochs"),
+        ({"datasets": "other"}, "data.jsonl is no longer used; {t}/other.jsonl is new"),
+        ({"datasets": "changed"}, "data: {t}/data.jsonl has changed"),
+        ({"val_set_size": 2}, "data: the same files, but processed differently"),
+        (
+            {"max_steps": 1},
+            "checkpoint-2: already at step 2, but this run has only 1 steps: raise max_steps or num_epochs",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, runs, changed, words, train_main):
@@ -281,18 +285,28 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, runs, 
     assert "max_steps" in changed or "checkpoint-2: made by another run" in err
 
 
-def test_a_garbled_state_is_refused(tmp_path, capsys, runs, train_main):
+def test_a_malformed_state_is_refused(tmp_path, capsys, runs, train_main):
     folder = runs.train(write_config(tmp_path, max_steps=1))
     file = folder / "checkpoint-1" / "trainer_state.json"
     state = json.loads(file.read_text())
     del state["data"]
     file.write_text(json.dumps(state))
     assert train_main([str(tmp_path / "config.yaml"), "--resume"]) == 2
-    assert "its state lacks or garbles 'data'" in capsys.readouterr().err
+    assert "'data' is missing or malformed in its state" in capsys.readouterr().err
 
 
-def test_no_whole_checkpoint_is_refused(tmp_path, capsys, runs):
+def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path, capsys, runs):
     folder = runs.train(write_config(tmp_path, max_steps=1))
     (folder / "checkpoint-1" / "optimizer.safetensors").unlink()
     assert command.main([str(tmp_path / "config.yaml"), "--resume"]) == 2
-    assert "none of its 1 checkpoints is whole" in capsys.readouterr().err
+    assert "none of its 1 checkpoints is complete" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(tmp_path, runs):
+    folder = runs.train(write_config(tmp_path, max_steps=2, save_steps=1))
+    state = folder / "checkpoint-1" / "trainer_state.json"
+    older = json.loads(state.read_text())
+    del older["format"]
+    state.write_text(json.dumps(older))
+    with pytest.raises(UserError, match="another version of lorawgpu wrote this checkpoint.*`adapter: .*checkpoint-1`"):
+        load_snapshot(folder / "checkpoint-1")

@@ -1,4 +1,4 @@
-"""A run writes over no other run's files and over none of the user's."""
+"""A run never overwrites files of another run or of the user."""
 
 import shutil
 
@@ -18,7 +18,7 @@ def tree(folder):
 
 @pytest.fixture
 def finished(tmp_path, runs):
-    """The folder of a finished run whose checkpoints were cleared away."""
+    """The folder of a finished run whose checkpoints were removed."""
     folder = runs.train(write_config(tmp_path, max_steps=1))
     for checkpoint in list_checkpoints(folder):
         shutil.rmtree(checkpoint)
@@ -31,7 +31,7 @@ def test_a_finished_adapter_is_kept(tmp_path, finished, capsys, train_main, resu
     assert train_main([str(tmp_path / "config.yaml"), *resume]) == 2
     err = capsys.readouterr().err
     assert "out already holds adapter_model.safetensors, adapter_config.json, metrics.jsonl, config.yaml" in err
-    assert "choose another output_dir, or remove what is there" in err and tree(finished) == before
+    assert "choose another output_dir, or remove these files" in err and tree(finished) == before
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "config.yaml", "report.html"])
@@ -41,7 +41,7 @@ def test_a_file_of_the_user_is_kept(tmp_path, capsys, train_main, name, resume):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("# mine\n")
     assert train_main([str(config), *resume]) == 2
-    assert f"out already holds {name} of another run or of yours" in capsys.readouterr().err
+    assert f"out already holds {name} of another run or of your own" in capsys.readouterr().err
     assert (tmp_path / "out" / name).read_text() == "# mine\n"
 
 
@@ -50,7 +50,7 @@ def test_the_config_that_was_given_is_kept(tmp_path, capsys, train_main, resume)
     config = write_config(tmp_path, output_dir=str(tmp_path))
     before = config.read_bytes()
     assert train_main([str(config), *resume]) == 2
-    assert "holds the config that was given, and the run would write its own" in capsys.readouterr().err
+    assert "holds the config file of this run, which would be overwritten" in capsys.readouterr().err
     assert config.read_bytes() == before
 
 
@@ -61,7 +61,7 @@ def test_a_run_goes_on_from_its_own_config_which_stays(tmp_path, capsys, runs, t
     assert before.startswith(MARK.encode()) and load_config(own).max_steps == 1
     assert train_main([str(own), "--resume", "--set", "max_steps=2"]) == 0
     assert own.read_bytes() == before
-    assert "was given and stays as it is; this run differs from it by what --set says" in capsys.readouterr().err
+    assert "is the config of this run and was not overwritten" in capsys.readouterr().err
 
 
 def test_the_metrics_of_a_run_killed_early_are_kept(tmp_path, capsys, runs, train_main):
@@ -70,18 +70,18 @@ def test_the_metrics_of_a_run_killed_early_are_kept(tmp_path, capsys, runs, trai
     shutil.rmtree(tmp_path / "out" / "checkpoint-1")
     before = (tmp_path / "out" / "metrics.jsonl").read_bytes()
     assert train_main([str(config)]) == 2
-    assert "or start it again with --resume" in capsys.readouterr().err
+    assert "or restart that run with --resume" in capsys.readouterr().err
     assert train_main([str(config), "--resume"]) == 0
-    assert "saved no checkpoint; kept as metrics.1.jsonl" in capsys.readouterr().err
+    assert "saved no checkpoint; renamed to metrics.1.jsonl" in capsys.readouterr().err
     assert (tmp_path / "out" / "metrics.1.jsonl").read_bytes() == before
     assert read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"] == 2
 
 
-def test_a_dry_run_says_that_the_run_would_be_refused(tmp_path, finished, capsys, train_main):
+def test_a_dry_run_notes_that_the_run_would_be_refused(tmp_path, finished, capsys, train_main):
     before = adapter_bytes(finished)
     assert train_main([str(tmp_path / "config.yaml"), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "note     the run itself would be refused: " in out and "already holds adapter_model.safetensors" in out
+    assert "note     the real run would be refused: " in out and "already holds adapter_model.safetensors" in out
     assert adapter_bytes(finished) == before
 
 

@@ -1,4 +1,4 @@
-"""Sampling on the GPU against its specification, and the specification against the distribution that it must draw."""
+"""Sampling on the GPU against its specification, and the specification against the distribution."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ class Bench:
         record_sample(plan, self.buffers, self.logits, self.rows, self.state, count=self.count)
 
     def run(self, sampling=Sampling(), end=100, times=1):  # noqa: B008 (frozen)
-        """The tokens chosen, [count, times], and the rows' state afterwards by field."""
+        """The chosen tokens, [count, times], and the rows' state afterwards, by field."""
         rows = np.zeros((len(FIELDS), STRIDE), np.int32)
         rows[FIELDS.index("position")] = rows[FIELDS.index("slot")] = POSITION
         rows[FIELDS.index("end")] = end
@@ -68,7 +68,7 @@ def test_a_chosen_token_is_seen_from_then_on(plan):
 
 
 @pytest.mark.parametrize("bad", ["logits", "state"])
-def test_no_token_is_made_of_non_finite_values(plan, bad):
+def test_non_finite_values_give_no_token(plan, bad):
     bench = Bench(plan, np.full((1, 40), np.nan if bad == "logits" else 1, np.float32))
     if bad == "state":
         bench.device.write(bench.state, np.ones(16, np.uint32))
@@ -93,7 +93,7 @@ def test_draws_as_specified(plan, sampling, vocab):
     check(plan, sample, *((replace(sampling, seed=seed), vocab) for seed in (0, 1, 1 << 40)))
 
 
-def test_the_specification_keeps_what_it_says():
+def test_the_specification_filters_as_documented():
     scores = np.log([0.4, 0.3, 0.2, 0.06, 0.04])
     assert reference.kept(scores, 2, 1, 0).tolist() == [True, True, False, False, False]
     assert reference.kept(scores, 0, 0.69, 0).tolist() == [True, True, False, False, False]

@@ -1,4 +1,4 @@
-"""Streams that are closed, full, or a pipe that nobody reads: no traceback, no lost run, an exit code of ours."""
+"""Streams that are closed, full, or a pipe without a reader: no traceback, no lost run, a proper exit code."""
 
 import io
 import json
@@ -21,7 +21,7 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full h
 
 
 def shell(command: str, **more) -> tuple[int, str]:
-    """Exit code of the first command of a pipeline, and what it said on stderr, which is not redirected."""
+    """Exit code of the first command of a pipeline, and its stderr if that is not redirected."""
     script = f'lorawgpu() {{ {shlex.quote(sys.executable)} -m lorawgpu.cli "$@"; }}; {command}; exit ${{PIPESTATUS[0]}}'
     env = os.environ | {"PYTHONPATH": os.getcwd()}
     done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, env=env, timeout=120, **more)
@@ -30,7 +30,7 @@ def shell(command: str, **more) -> tuple[int, str]:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a config c.yaml of a short run and its data, which is the current one."""
+    """A folder with the config of a short run and its data."""
     write_config(tmp_path, max_steps=3, save_steps=1)
     return tmp_path
 
@@ -47,7 +47,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_reader_that_is_gone_is_no_fault(folder, command):
+def test_a_reader_that_is_gone_is_not_an_error(folder, command):
     code, err = shell(f"lorawgpu {COMMANDS[command].format(t=folder)} | true")
     assert code == 0 and "Exception ignored" not in err and "error" not in err and "Traceback" not in err
 
@@ -61,7 +61,7 @@ def test_a_full_stdout_is_named(folder, command):
 
 
 @pytest.mark.parametrize("command", ["listing", "evaluate", "export"])
-def test_closed_streams_are_nowhere(folder, command):
+def test_closed_streams_do_not_matter(folder, command):
     assert shell(f"lorawgpu {COMMANDS[command].format(t=folder)} <&- >&- 2>&-") == (0, "")
 
 
@@ -69,26 +69,28 @@ LOST = ["2>&1 | true", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full"]
 
 
 @pytest.mark.parametrize("where", LOST)
-def test_a_run_outlives_its_words(folder, where):
+def test_a_run_outlives_its_output(folder, where):
     if "/dev/full" in where and not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     code, err = shell(f"lorawgpu train {folder}/config.yaml {where}")
     assert code == 0 and "Exception ignored" not in err and "Traceback" not in err
     assert (folder / "out" / "adapter_model.safetensors").exists()
     assert newest_checkpoint(folder / "out").name == "checkpoint-3"
-    records = (folder / "out" / "metrics.jsonl").read_text().splitlines()  # no other words in a file opened as number 2
+    records = (
+        (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    )  # nothing else was written into a file opened as number 2
     assert [json.loads(record)["step"] for record in records] == [0, 1, 2, 3]
     if where == "> /dev/full":
-        assert "note: standard output: No space left on device; this goes on without it" in err
+        assert "note: standard output: No space left on device; continuing without it" in err
 
 
-def test_what_fails_still_has_its_exit_code(folder):
+def test_a_failure_still_has_its_exit_code(folder):
     (folder / "data.jsonl").write_text("{")
     for where in ("2>&-", "2> /dev/full"):
         assert shell(f"lorawgpu train {folder}/config.yaml --preview 1 {where}")[0] == 2
 
 
-def test_a_notice_within_a_line_ends_nothing():
+def test_a_nested_write_ends_nothing():
     class Busy(io.StringIO):
         def write(self, text):
             raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
@@ -98,10 +100,10 @@ def test_a_notice_within_a_line_ends_nothing():
         Guarded(Busy(), "standard output", lasting=False).write("SIGTERM")
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows hangs up on nobody")
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_closed_terminal_saves_and_leaves(tmp_path, ignored):
-    """Twice, as from a shell and the system; and not at all under nohup, which `ignored` stands for."""
+def test_a_closed_terminal_saves_and_exits(tmp_path, ignored):
+    """SIGHUP comes twice, from the shell and the system; `ignored`: under nohup."""
     config = write_config(tmp_path, max_steps=60 if ignored else 100_000)
     command = [sys.executable, "-m", "lorawgpu.train", str(config)]
     handler = signal.SIG_IGN if ignored else signal.SIG_DFL  # the tests themselves may run under nohup

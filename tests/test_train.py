@@ -1,4 +1,4 @@
-"""The loop from a config file to an adapter: what it learns, what it logs, what it leaves alone."""
+"""The training loop from a config file to an adapter: what it learns, logs, and leaves unchanged."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from lorawgpu.weights.loader import open_checkpoint
 ADAPTER = MODEL / "adapter_init"  # B is not zero: every gradient is alive
 
 
-def test_eight_examples_are_learned_by_heart(tmp_path, capsys):
+def test_eight_examples_are_memorized(tmp_path, capsys):
     config = write_config(tmp_path, micro_batch_size=8, max_steps=60, learning_rate=2e-2, logging_steps=20)
     assert command.main([str(config)]) == 0
     folder = tmp_path / "out"
@@ -43,7 +43,7 @@ def test_eight_examples_are_learned_by_heart(tmp_path, capsys):
     assert first["step"] == 0 and "trainable parameters" in first["plan"]["adapter"]
 
 
-def test_two_runs_of_one_seed_are_identical_and_of_another_seed_not(tmp_path, runs):
+def test_runs_with_the_same_seed_are_identical_and_with_another_are_not(tmp_path, runs):
     keys = {"lora_dropout": 0.2, "gradient_accumulation_steps": 2, "max_steps": 5}
     a, b, c = (runs.train(write_config(tmp_path / n, **keys, seed=s)) for n, s in (("a", 1), ("b", 1), ("c", 2)))
     assert adapter_bytes(a) == adapter_bytes(b) != adapter_bytes(c)
@@ -51,7 +51,7 @@ def test_two_runs_of_one_seed_are_identical_and_of_another_seed_not(tmp_path, ru
 
 
 def test_accumulation_splits_agree(tmp_path, runs):
-    """4 x 1, 2 x 2 and 1 x 4 see the same samples in the same steps, so they differ by float32 rounding alone."""
+    """4 x 1, 2 x 2 and 1 x 4 use the same samples in the same steps, so they differ only by float32 rounding."""
     data = write_data(tmp_path / "d.jsonl", samples=10)
     folders = [
         runs.train(
@@ -103,7 +103,7 @@ def test_epochs_become_steps(tmp_path):
 
 
 class Counting(Trainer):
-    """Notes the living GPU objects after every step, and the capacities that were new in it."""
+    """Counts the live GPU objects after every step, and notes whether its capacity was new."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -128,21 +128,21 @@ def test_no_gpu_object_is_created_after_the_first_step_of_a_capacity(tmp_path, r
         assert new or before == after
 
 
-def test_micro_batches_of_every_kind_of_step_are_prepared_ahead_but_not_consumed(tmp_path, runs):
-    """What a checkpoint calls consumed is what finished steps used, whatever the thread has read ahead."""
+def test_micro_batches_prepared_ahead_are_not_consumed(tmp_path, runs):
+    """A checkpoint counts as consumed what finished steps used, whatever the thread has read ahead."""
     config = write_config(tmp_path, max_steps=2, gradient_accumulation_steps=2)
     trainer = runs.trainer(config)
     stream = trainer.run.batches.step_batches()
     expected = [next(stream).position for _ in range(2)][-1]
     assert trainer.train() == 0
-    assert trainer.standing.data == expected
+    assert trainer.state.data == expected
 
 
 # Held-out data
 
 
 def test_evaluation_best_checkpoint_and_patience(tmp_path, runs, capsys):
-    """Training on random tokens can only make other random tokens less likely: the best comes early, patience ends."""
+    """Training on random tokens makes other random tokens less likely: the best comes early, then patience ends."""
     data, held_out = write_data(tmp_path / "d.jsonl"), write_data(tmp_path / "v.jsonl", samples=3, seed=9)
     config = write_config(
         tmp_path, datasets=[{"path": str(data)}], test_datasets=[{"path": str(held_out)}], eval_steps=3, max_steps=120,
@@ -152,28 +152,28 @@ def test_evaluation_best_checkpoint_and_patience(tmp_path, runs, capsys):
     assert trainer.train() == 0
     evaluations = [r for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "eval_loss" in r]
     best = min(evaluations, key=lambda r: r["eval_loss"])
-    assert trainer.standing.best == {"step": best["step"], "loss": best["eval_loss"]}
-    assert evaluations[-1]["step"] == best["step"] + 6 == trainer.standing.step < 120
+    assert trainer.state.best == {"step": best["step"], "loss": best["eval_loss"]}
+    assert evaluations[-1]["step"] == best["step"] + 6 == trainer.state.step < 120
     assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {
         f"checkpoint-{best['step']}", f"checkpoint-{evaluations[-1]['step']}",
     }  # fmt: skip
     assert best["eval_perplexity"] == pytest.approx(math.exp(best["eval_loss"]))
     again = evaluate_source(trainer.engine, trainer.run.data.validation)
     assert again.loss == evaluations[-1]["eval_loss"]
-    step, out = trainer.standing.step, capsys.readouterr().out
-    early = f"stopped early after step {step} of 120: 2 evaluations in a row without a better held-out loss; raise"
-    assert f"{step} steps, " in out and f"\n{early} early_stopping_patience" in out
-    assert f"adapter: {tmp_path / 'out'} (of step {step}; the best one is that of checkpoint-{best['step']})" in out
+    step, out = trainer.state.step, capsys.readouterr().out
+    early = f"stopped early after step {step} of 120: 2 evaluations in a row"
+    assert f"{step} steps, " in out and f"\n{early}" in out
+    assert f"adapter: {tmp_path / 'out'} (of step {step}; the best one is in checkpoint-{best['step']})" in out
     runs.train(config, "auto")
-    assert f"finished already: {early}" in capsys.readouterr().out
+    assert f"already finished: {early}" in capsys.readouterr().out
 
 
-def test_a_best_that_is_worse_than_the_base_is_called_so(tmp_path, runs, capsys):
+def test_a_best_loss_that_is_worse_than_the_base_models_is_marked(tmp_path, runs, capsys):
     runs.train(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2, learning_rate=5.0))
     out, err = capsys.readouterr()
     base = re.search(r"before: held-out loss (\S+)", err)[1]
-    assert f", the best, no better than the base model's {base}\n" in err
-    assert f"at step 2, no better than the base model's {base}: " in out and "(of step 2, which is the best)" in out
+    assert f", the best, not better than the base model's {base}\n" in err
+    assert f"at step 2, not better than the base model's {base}: " in out and "(of step 2, the best)" in out
 
 
 def test_a_held_out_part_is_not_trained_on(tmp_path, runs):
@@ -186,7 +186,7 @@ def test_a_held_out_part_is_not_trained_on(tmp_path, runs):
     ]
 
 
-# What the command shows without training
+# Without training
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys, train_main):
@@ -198,7 +198,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys, train_mai
     assert not (tmp_path / "out").exists()
 
 
-def test_the_plan_names_what_helps_dropped_samples(tmp_path, capsys, train_main):
+def test_the_plan_says_how_to_keep_dropped_samples(tmp_path, capsys, train_main):
     config = write_config(tmp_path, sequence_len=8)
     assert train_main([str(config), "--dry-run"]) == 0
     words = " dropped (longer than sequence_len 8: raise it, or set excess_length_strategy: truncate)"
@@ -207,12 +207,12 @@ def test_the_plan_names_what_helps_dropped_samples(tmp_path, capsys, train_main)
         json.dumps({"input_ids": [5] * 9, "labels": [-100] * 8 + [5]}) + "\n" + json.dumps({"input_ids": [5, 6]}) + "\n"
     )
     assert train_main([str(config), "--dry-run", "--set", "excess_length_strategy=truncate"]) == 0
-    words = ", 1 dropped (nothing trained in their first 8 tokens: raise sequence_len)"
+    words = ", 1 dropped (no target token in their first 8 tokens: raise sequence_len)"
     assert words in capsys.readouterr().out
 
 
 def test_preview_as_json_lines(tmp_path, capsys, train_main):
-    """A model folder without weights is enough to look at the data."""
+    """A model folder without weights is enough for a preview."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_bytes((MODEL / "config.json").read_bytes())
@@ -243,7 +243,7 @@ def test_bitnet_trains_too(tmp_path, runs):
 
 
 def test_sample_prompts_are_answered_at_evaluations(tmp_path, runs):
-    """The answers are the likeliest tokens of the adapter of that step, asked through the engine."""
+    """The answers are the greedy tokens of that step's adapter, as computed by the engine."""
     model = byte_model(tmp_path / "model")
     config = write_config(tmp_path, base_model=str(model), eval_steps=2, max_steps=4, sample_prompts=["hello", "ab"])
     trainer = runs.trainer(config)
@@ -270,18 +270,18 @@ def test_sample_prompts_stay_within_the_context(tmp_path, runs, capsys, train_ma
     model = byte_model(tmp_path / "model")
     config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 160}
     (model / "config.json").write_text(json.dumps(config))
-    asked = {"base_model": str(model), "eval_steps": 2, "max_steps": 2}
-    trainer = runs.trainer(write_config(tmp_path, sample_prompts=["a" * 155, "ab"], **asked))
+    keys = {"base_model": str(model), "eval_steps": 2, "max_steps": 2}
+    trainer = runs.trainer(write_config(tmp_path, sample_prompts=["a" * 155, "ab"], **keys))
     assert trainer.samples.answerer.decoder(1, 1).context == 160
     assert trainer.train() == 0
     (logged,) = (r["samples"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl") if "samples" in r)
     assert len(logged[0]["text"]) == 6
-    asked["output_dir"] = str(tmp_path / "other")
-    assert train_main([str(write_config(tmp_path, sample_prompts=["a" * 160], **asked))]) == 2
+    keys["output_dir"] = str(tmp_path / "other")
+    assert train_main([str(write_config(tmp_path, sample_prompts=["a" * 160], **keys))]) == 2
     assert "one of sample_prompts has 160 tokens, the model's context is 160: shorten it" in capsys.readouterr().err
 
 
-def test_a_sample_that_is_not_finite_says_so_and_the_next_is_answered(tmp_path, runs):
+def test_a_sample_that_is_not_finite_says_so_and_does_not_stop_the_next(tmp_path, runs):
     model = byte_model(tmp_path / "model")
     trainer = runs.trainer(write_config(tmp_path, base_model=str(model), eval_steps=2, sample_prompts=["hello"]))
     engine, samples = trainer.engine, trainer.samples

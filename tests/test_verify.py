@@ -61,8 +61,8 @@ def test_golden_cases_with_other_plans(device, kernels, name, options):
     case = read_case(GOLDEN / name)
     result = verify.run_case(device, case, kernels, **options)
     row, faults = judge(case, result)
-    # Chain adds its sums up in another order than flash. In llama_dense one gradient of 1e-6 beside a mean of 0.2 is
-    # rounding noise, which Adam makes as large as the others: the update of its tensor is not compared there.
+    # Chain adds in another order than flash. In llama_dense one gradient of 1e-6, next to a mean of 0.2, is rounding
+    # noise that Adam makes as large as the others: the update of its tensor is not compared there.
     noise = [f for f in faults if f.startswith("after3") and case.name == "llama_dense"]
     assert faults == noise and row["greedy_match"]
 
@@ -80,7 +80,7 @@ def test_the_table_and_exit_code_of_a_wrong_case(tmp_path, command):
 
 
 def test_a_case_of_parts_with_a_model_from_elsewhere(tmp_path, command):
-    """As smollm2's: no model, no steps, gradients of one tensor, norms of another, greedy text of the base."""
+    """Like smollm2's: no model, no steps, gradients of one tensor, norms of another, greedy text of the base model."""
     folder = copy_case(tmp_path, "bitnet_q_only")
     for name in ("config.json", "model.safetensors"):
         (folder / name).unlink()
@@ -112,7 +112,7 @@ def test_a_case_of_parts_with_a_model_from_elsewhere(tmp_path, command):
 
 
 def base_greedy(case, prompt, count):
-    """What the bare model writes, from the float64 reference."""
+    """The greedy text of the base model, from the float64 reference."""
     model, ids = reference_model(case.checkpoint, {}, 1.0), prompt.tolist()
     for _ in range(count):
         sequence = np.array(ids, np.int32)
@@ -164,26 +164,26 @@ def no_adamw(folder):
 
 WRONG = {
     "no case.json": (drop("case.json"), "case.json: no such file"),
-    "no model": (drop("config.json"), "holds no model .config.json.; give one with --model"),
+    "no model": (drop("config.json"), "has no model .config.json.; pass one with --model"),
     "no weights": (drop("model.safetensors"), "model.safetensors"),
     "no adapter": (lambda f: shutil.rmtree(f / "adapter_init"), "adapter_init: no such folder"),
     "no batch": (drop("batch.npz"), "batch.npz: no such file"),
     "no expectation": (drop("expected.npz"), "expected.npz: no such file"),
-    "broken batch": (damage("batch.npz"), "batch.npz: no readable"),
-    "broken expectation": (damage("expected.npz"), "expected.npz: no readable"),
+    "broken batch": (damage("batch.npz"), "batch.npz: not a readable"),
+    "broken expectation": (damage("expected.npz"), "expected.npz: not a readable"),
     "broken JSON": (damage("case.json"), "case.json: not valid JSON"),
     "no labels": (change("batch.npz", labels=None), "labels is missing"),
     "shapes": (change("batch.npz", labels=lambda x: x[:, 1:]), r"wanted \[B, T\]"),
     "left padding": (change("batch.npz", attention_mask=lambda x: x * [0] + (np.arange(12) > 3)), "on the right"),
-    "ids": (change("batch.npz", input_ids=lambda x: x + 100), "no token of a vocabulary of 160"),
+    "ids": (change("batch.npz", input_ids=lambda x: x + 100), "outside the vocabulary of 160"),
     "no target": (change("batch.npz", labels=lambda x: x * 0 - 100), "no target token"),
     "logits": (change("expected.npz", logits=lambda x: x[..., :-1]), "logits has shape"),
     "steps": (change("expected.npz", step_losses=np.zeros(4)), r"step_losses has shape \(4,\); wanted \(3,\)"),
     "a tensor": (change("expected.npz", grad__x=np.zeros(3)), "grad.x: the adapter has no such tensor"),
     "no prompt": (change("expected.npz", greedy_prompt=None), "greedy without greedy_prompt"),
-    "greedy ids": (change("expected.npz", greedy=lambda x: x + 160), "greedy is no list of tokens"),
+    "greedy ids": (change("expected.npz", greedy=lambda x: x + 160), "greedy is not a list of token ids"),
     "no optimizer": (no_adamw, "adamw is missing"),
-    "nothing": (lambda f: rewrite(f / "expected.npz", {"foo": np.zeros(1)}), "nothing that can be checked"),
+    "nothing": (lambda f: rewrite(f / "expected.npz", {"foo": np.zeros(1)}), "contains nothing to check"),
 }
 
 
@@ -198,12 +198,12 @@ def test_wrong_cases_are_refused_by_name(tmp_path, capsys, fault, message):
     assert out == "" and err.startswith("error: ") and "bitnet_q_only" in err
 
 
-def test_a_case_that_is_no_folder(capsys):
+def test_a_case_that_is_not_a_folder(capsys):
     assert verify.main(["nowhere"]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err
 
 
-def test_a_glob_over_cases_skips_what_is_none(tmp_path, capsys, monkeypatch):
+def test_a_glob_over_cases_skips_everything_else(tmp_path, capsys, monkeypatch):
     ran = []
     monkeypatch.setattr(verify, "run_case", lambda device, case, kernels: ran.append(case.name) or perfect(case))
     case, note, other = GOLDEN / "bitnet_q_only", tmp_path / "README.md", tmp_path / "texts"
@@ -211,7 +211,7 @@ def test_a_glob_over_cases_skips_what_is_none(tmp_path, capsys, monkeypatch):
     other.mkdir()
     assert verify.main([str(case), str(note), str(other)]) == 0 and ran == ["bitnet_q_only"]
     err = capsys.readouterr().err
-    assert f"{note}: skipped" in err and f"{other}: skipped, no golden case (it holds no case.json)" in err
-    assert verify.main([str(case), str(tmp_path / "gone")]) == 2 and len(ran) == 1  # a name that was mistyped
+    assert f"{note}: skipped" in err and f"{other}: skipped, not a golden case" in err
+    assert verify.main([str(case), str(tmp_path / "gone")]) == 2 and len(ran) == 1  # a misspelled name
     assert "gone: no such folder" in capsys.readouterr().err
     assert verify.main([str(note), str(other)]) == 2

@@ -1,1 +1,1 @@
-"""The Python API: `lorawgpu.load` and what a loaded model can be asked."""
+"""The Python API: `lorawgpu.load` and the methods of a loaded model."""

@@ -1,4 +1,4 @@
-"""The Python interface: `lorawgpu.load(model, adapter)` and what can be asked of a loaded model.
+"""The Python API: `lorawgpu.load(model, adapter)`, and the methods of a loaded model.
 
 llm = lorawgpu.load("HuggingFaceTB/SmolLM2-135M-Instruct", adapter="out/mine")
 print(llm.generate("What is a llama?", temperature=0.7, top_p=0.9))
@@ -29,14 +29,14 @@ from lorawgpu.weights.device_model import Model, load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
 MAX_NEW_TOKENS = 256
-UNBOUNDED = 1 << 30  # tokens: the context is checked by its own name, not as a setting of a config
-CONTEXT_STEP = 512  # caches are made a little larger than asked for, so that the next prompt fits too
+UNBOUNDED = 1 << 30  # tokens: the model's context is checked here, not as `sequence_len`
+CONTEXT_STEP = 512  # KV caches are a little larger than needed, so that the next prompt fits too
 Prompt = str | list  # text, or a conversation: a list of {"role", "content"}
 
 
 @dataclass
 class Ended:
-    """Why an answer ended: "stop" (the model's end token), "length" (max_new_tokens) or "context"; None so far."""
+    """Why an answer ended: "stop" (the model's end token), "length" (max_new_tokens) or "context"; None until then."""
 
     reason: str | None = None
 
@@ -47,11 +47,11 @@ def load(
     device: str | int | Device | None = "auto",
     chat_template: str | None = None,
 ) -> "LoadedModel":
-    """A model with its adapter on a device, ready to be asked.
+    """Load a model and, optionally, an adapter onto a device.
 
     model: a Hugging Face folder, a .gguf file or a hub name; adapter: a PEFT directory; device: auto, cpu, gpu, an
-    index, a part of a name (None: $LORAWGPU_DEVICE, then auto), or one that is open; chat_template: a built-in's name,
-    a Jinja file or the text (default: what the adapter was trained with, else the model's). UserError, DeviceError.
+    index, part of a name (None: $LORAWGPU_DEVICE, then auto), or an open Device; chat_template: a built-in name, a
+    Jinja file or the template itself (default: the adapter's, else the model's). Raises UserError and DeviceError.
     """
     checkpoint = open_checkpoint(model)
     folder = None if adapter is None else Path(adapter)
@@ -61,7 +61,7 @@ def load(
 
 
 class LoadedModel:
-    """One model and at most one adapter. Its weights are on the device once, whatever it is asked for."""
+    """One model and at most one adapter. All methods share one copy of the weights on the device."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LoadedModel:
         kernels: KernelCache | None = None,
     ):
         """adapter: (LoraConfig, tensors by PEFT name), as `lora.peft_dir.read_adapter` returns; template: the
-        adapter's folder and the template given, as `generate.prompts.template_for` takes them."""
+        adapter's folder and a template, as for `generate.prompts.template_for`."""
         self.device, self.checkpoint, self.config = device, checkpoint, checkpoint.config
         self.kernels = kernels or KernelCache(device)
         self.layout, self.tensors, self.buffers = None, None, None
@@ -87,21 +87,21 @@ class LoadedModel:
 
     @cached_property
     def model(self) -> Model:
-        """The weights on the device, uploaded when they are first needed: a wrong prompt is told before that."""
+        """The weights on the device, uploaded on first use, so that a bad prompt is reported before that."""
         return load_model(self.device, self.checkpoint)
 
     @cached_property
     def prompts(self) -> Prompts:
-        """Tokenizer and chat template. UserError when the model has no tokenizer."""
+        """Tokenizer and chat template. Raises UserError if the model has no tokenizer."""
         tokenizer = self.checkpoint.tokenizer()
         return Prompts(tokenizer, template_for(tokenizer, *self._template))
 
     def encode(self, prompt: Prompt, raw: bool = False, place: tuple[str, int] = ("prompt", 1)) -> list[int]:
-        """Ids of a prompt: text is a user's turn where the model has a chat template, unless it is to be raw.
+        """Token ids of a prompt. Text is a user's turn if the model has a chat template and not `raw`.
 
-        UserError, with `place`, for what is neither a text nor a conversation of known roles.
+        Raises UserError, with `place`, if it is neither a string nor a valid conversation.
         """
-        return self.prompts.ask(messages_of(prompt, raw, place), raw)
+        return self.prompts.encode(messages_of(prompt, raw, place), raw)
 
     def stream(
         self,
@@ -116,11 +116,11 @@ class LoadedModel:
         ended: Ended | None = None,
         **settings: float,
     ) -> Iterator[str]:
-        """The answer in pieces, as they are made. UserError at the first for what is asked wrongly.
+        """Yields the answer in pieces, as it is generated. Raises UserError for bad arguments on the first piece.
 
-        sampling, settings: as `generate`;
-        context: tokens that the cache is to hold (default: what this answer needs; the model's limit bounds both);
-        reuse: keep what the cache holds of the prompt's beginning, for a conversation that goes on; ended: told why.
+        sampling, settings: as for `generate`; context: size of the KV cache in tokens (default: what this answer needs;
+        at most the model's context); reuse: keep the part of the cache that matches the beginning of the prompt, for
+        the next turn of a conversation; ended: receives the reason why the answer ended.
         """
         sampling, max_new_tokens = sampling_of(sampling, settings), whole_number("max_new_tokens", max_new_tokens)
         context = None if context is None else whole_number("context", context)
@@ -141,24 +141,24 @@ class LoadedModel:
         ended: list[Ended] | None = None,
         **settings: float,
     ) -> str | list[str]:
-        """The answer to a prompt (text, or a conversation), or the answers to a list of prompts, several at once.
+        """The answer to a prompt (text or a conversation), or the answers to a list of prompts, computed in batches.
 
-        settings: temperature, top_k, top_p, min_p, repetition_penalty and seed, in place of those of `sampling`
-        (`Sampling` says what they do and their defaults). UserError for what is asked wrongly.
-        Prompt number i of a list draws from stream i of the seed: its answer does not depend on the others.
-        ended: gets an Ended for each answer, in their order.
+        settings: temperature, top_k, top_p, min_p, repetition_penalty and seed, which override those of `sampling`
+        (see `Sampling` for their meaning and defaults). Prompt i of a list draws from stream i of the seed, so its
+        answer does not depend on the others. ended: an `Ended` is appended for each answer. Raises UserError for bad
+        arguments.
         """
         sampling, max_new_tokens = sampling_of(sampling, settings), whole_number("max_new_tokens", max_new_tokens)
         several = isinstance(prompt, list) and not is_conversation(prompt)
-        asked = [self.encode(p, raw, ("prompt", i)) for i, p in enumerate(prompt if several else [prompt], 1)]
-        answers = self._answerer(asked, use_adapter).answers(asked, sampling, max_new_tokens)
+        ids = [self.encode(p, raw, ("prompt", i)) for i, p in enumerate(prompt if several else [prompt], 1)]
+        answers = self._answerer(ids, use_adapter).answers(ids, sampling, max_new_tokens)
         if ended is not None:
             ended += (Ended(answer.reason) for answer in answers)
         texts = [a.text if raw else a.text.removeprefix(" ") for a in answers]
         return texts if several else texts[0]
 
     def _answerer(self, prompts: list[list[int]], use_adapter: bool) -> Answerer:
-        """Who answers with the adapter, or without. UserError for a prompt beyond the model's context."""
+        """The answerer with or without the adapter. Raises UserError for a prompt beyond the model's context."""
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest > limit:
             raise UserError(f"the prompt has {longest} tokens, the model's context is {limit}: shorten it")
@@ -171,7 +171,7 @@ class LoadedModel:
     # Scoring
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each of `ids`, float32 [len(ids), V]. UserError for what is no token, and beyond the context."""
+        """Logits after each of `ids`, float32 [len(ids), V]. Raises UserError for bad ids, or more than the context."""
         ids = token_ids(ids, self.config.vocab_size, self.config.max_position_embeddings)
         sample = Sample(ids, np.full(len(ids), -100, np.int32))
         capacity = token_capacity(1, len(ids))
@@ -180,8 +180,8 @@ class LoadedModel:
     def loss(self, records: Sequence[str | dict]) -> float:
         """Mean cross-entropy over all target tokens of records, masked as in training.
 
-        A record is what a data set may hold ({"messages": ...}, {"text": ...}, {"input_ids", "labels"}, ...), or a
-        text. UserError for one that trains nothing or is longer than the model's context.
+        A record is a string, or any record of a data set: {"messages": ...}, {"text": ...}, {"input_ids", "labels"},
+        ... Raises UserError for a record without target tokens, or one longer than the model's context.
         """
         samples = [self._sample(number, record) for number, record in enumerate(records_of(records), 1)]
         return evaluate_source(self._scorer(max(map(len, samples))), _Samples(samples)).loss
@@ -206,7 +206,7 @@ class LoadedModel:
 
 
 class _Samples(list):
-    """Samples as evaluate_source reads them."""
+    """Samples in the form that `evaluate_source` takes."""
 
     @property
     def lengths(self) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""`lorawgpu doctor`: this machine, and every kernel against its reference."""
+"""`lorawgpu doctor`: checks this machine, and every kernel against its reference."""

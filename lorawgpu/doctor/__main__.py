@@ -1,4 +1,4 @@
-"""`lorawgpu doctor`: the drivers, and every kernel against its reference on this very device."""
+"""`lorawgpu doctor`: check the drivers, and every kernel against its reference on this device."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ COLUMNS = "{:<19}{:<34}{:>9}{:>9}{:>7}  {}"
 
 
 def checks(device) -> Iterator[Outcome]:
-    """All checks, the quick ones first; they end early when the device is lost."""
+    """All checks, the quick ones first."""
     kernels = KernelCache(device)
     yield check_memory(device)
     for check in CHECKS:
@@ -31,6 +31,7 @@ def checks(device) -> Iterator[Outcome]:
 
 
 def until_lost(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    """The outcomes up to one that lost the device: no later check could run."""
     for outcome in outcomes:
         yield outcome
         if "is lost" in outcome.fault:
@@ -47,16 +48,16 @@ def verdict(outcome: Outcome) -> str:
 
 def line_of(outcome: Outcome) -> str:
     error = "-" if outcome.error is None else f"{outcome.error:.1e}"
-    took = f"{outcome.seconds:.1f}s"
-    return COLUMNS.format(outcome.kernel, outcome.shape, error, f"{outcome.tolerance:.0e}", took, verdict(outcome))
+    seconds = f"{outcome.seconds:.1f}s"
+    return COLUMNS.format(outcome.kernel, outcome.shape, error, f"{outcome.tolerance:.0e}", seconds, verdict(outcome))
 
 
 def print_facts(facts: dict, chosen: str) -> None:
     print("  ".join(f"{name} {version or '-'}" for name, version in facts["versions"].items()))
     print(f"system: {facts['system']}")
-    for what in ("cards", "card_memory"):
-        for text in facts[what]:
-            print(f"{what.replace('_', ' ')}: {text}")
+    for key in ("cards", "card_memory"):
+        for text in facts[key]:
+            print(f"{key.replace('_', ' ')}: {text}")
     for i, adapter in enumerate(facts["adapters"]):
         limits = adapter["limits"]
         print(
@@ -70,21 +71,21 @@ def print_facts(facts: dict, chosen: str) -> None:
 
 
 def advice(failed: list[Outcome], device, system: System) -> str:
-    """What is wrong and what to do, when checks failed."""
-    kernels = ", ".join(dict.fromkeys(outcome.named for outcome in failed))
+    """The message for failed checks: what is wrong and what to do."""
+    kernels = ", ".join(dict.fromkeys(outcome.suspects for outcome in failed))
     return "\n  ".join(
         [
             f"{len(failed)} checks failed on {device.name}, driver {device.driver}: {kernels}",
-            "do not train on it: its results are wrong",
-            f"update its driver: {install_advice(system, VENDORS.get(device.info['vendor_id']))}",
-            "try another adapter with --device, and send the output of `lorawgpu doctor --json` with a bug report",
+            "do not train on this device: its results are wrong",
+            f"update the driver: {install_advice(system, VENDORS.get(device.info['vendor_id']))}",
+            "try another device with --device, and attach the output of `lorawgpu doctor --json` to a bug report",
         ]
     )
 
 
 def run(argv: list[str]):
     parser = parser_of("doctor")
-    parser.add_argument("--json", action="store_true", help="one JSON object with everything, for a bug report")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object, for a bug report")
     add_device_option(parser)
     args = parser.parse_args(argv)
     began, system, adapters = time.perf_counter(), inspect_system(), list_adapters()
@@ -99,7 +100,7 @@ def run(argv: list[str]):
         print_facts(facts, f"{device.name}: {device.reason}")
         for finding in findings:
             print(f"note: {finding}")
-        print(COLUMNS.format("kernel", "sizes", "error", "allowed", "took", ""))
+        print(COLUMNS.format("kernel", "sizes", "error", "allowed", "time", ""))
     outcomes = []
     for outcome in until_lost(checks(device)):
         outcomes.append(outcome)

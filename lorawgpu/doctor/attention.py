@@ -1,4 +1,4 @@
-"""Attention kernels against the float64 reference. Each: (lab, what, sizes) -> results; see check.py."""
+"""Checks of attention kernels against the float64 reference: (lab, variant, sizes) -> results; see check.py."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ from lorawgpu.reference import attention as reference
 from lorawgpu.reference import rope
 
 THETA = 10000.0
-BEFORE = 32  # slots of a sequence's span before its first
+SKIPPED = 32  # slots at the start of a sequence's span that it does not use
 
 
 @dataclass
 class AttentionInput:
-    """Query rows and the cache that they see: row t sees the slots from kv_start[t] to slot[t]. Values are float32."""
+    """Query rows and the KV cache: row t attends to slots kv_start[t] to slot[t]. Values are float32."""
 
     heads: int
     kv_heads: int
@@ -36,16 +36,16 @@ class AttentionInput:
 
     @property
     def shape(self):
-        """As the reference takes it, after q, k and v."""
+        """The arguments of the reference after q, k and v."""
         return self.slot, self.kv_start, self.heads, self.kv_heads, self.scale
 
 
 def sequences(
     heads, kv_heads, head_dim, *lengths, tail=0, spare=0, gain=1.0, window=None, seed=0, scale=None
 ) -> AttentionInput:
-    """Random sequences of these lengths, one after another, and `tail` rows that see themselves alone.
+    """Random sequences of these lengths, one after another, and `tail` rows that attend only to themselves.
 
-    spare: slots that no row sees. gain: the size of all values. window: keys that a row sees at most.
+    spare: slots that no row attends to. gain: the size of all values. window: keys that a row attends to, at most.
     """
     starts = np.cumsum([0, *lengths, *[1] * tail])
     rows, counts = starts[-1], np.diff(starts)
@@ -60,7 +60,7 @@ def sequences(
 
 
 def record_attention(lab, impl, x: AttentionInput, backward=True) -> dict:
-    """The outputs by name: out, lse, and after a backward dq, dk, dv."""
+    """Record the ops; returns the outputs by name: out, lse, and with `backward` dq, dk, dv."""
     (rows, q_width), (slots, kv_width) = x.q.shape, x.k.shape
     made = {"out": lab.rows(rows, q_width), "lse": lab.output(rows, 2 * x.heads)}
     q, k, v, dout = (lab.padded(a) for a in (x.q, x.k, x.v, x.dout[:rows]))
@@ -78,7 +78,7 @@ def record_attention(lab, impl, x: AttentionInput, backward=True) -> dict:
 
 
 def expected_attention(x: AttentionInput, backward=True) -> dict:
-    """The reference's outputs, by the same names."""
+    """The reference's outputs by the same names."""
     q, k, v, dout = (a.astype(np.float64) for a in (x.q, x.k, x.v, x.dout))
     out, lse = reference.attention_forward(q, k, v, *x.shape)
     found = {"out": out, "lse": lse.T}
@@ -88,21 +88,21 @@ def expected_attention(x: AttentionInput, backward=True) -> dict:
 
 
 def compared(made: dict, wanted: dict) -> dict:
-    """Results of a check, after the run."""
+    """The results of a check, after the run."""
     values = {name: output.value for name, output in made.items()}
     values["lse"] = log_sum_exp(values["lse"])
     return {name: (values[name], want) for name, want in wanted.items()}
 
 
 def attention(lab, impl, *sizes, **options):
-    """Forward and backward; sizes and options as `sequences` takes them."""
+    """Forward and backward; sizes and options as for `sequences`."""
     x = sequences(*sizes, **options)
     made = record_attention(lab, impl, x)
     return lambda: compared(made, expected_attention(x))
 
 
 def _combined(parts, stats, heads, head_dim):
-    """What matvec_input.wgsl makes of the parts of one row."""
+    """Combines the splits of one row, as matvec_input.wgsl does."""
     used = int(stats[0, 0, 2])
     weight = np.exp2(stats[:used, :, 0] - stats[:used, :, 0].max(0))
     values = parts[:used, : heads * head_dim].reshape(used, heads, head_dim)
@@ -110,11 +110,11 @@ def _combined(parts, stats, heads, head_dim):
 
 
 def decode(lab, heads, kv_heads, head_dim, *lengths):
-    """One new token of each sequence; `lengths` count it. Neither slots nor positions of a sequence begin at 0."""
-    rows, span = len(lengths), padded(max(lengths) + BEFORE, 64)
+    """One new token per sequence, counted in `lengths`. Neither slots nor positions of a sequence start at 0."""
+    rows, span = len(lengths), padded(max(lengths) + SKIPPED, 64)
     q_width, width = heads * head_dim, kv_heads * head_dim
     q_ld, kv_ld, scale = padded(q_width), padded(width), head_dim**-0.5
-    position, first = np.array(lengths) + 2, np.arange(rows) * span + BEFORE
+    position, first = np.array(lengths) + 2, np.arange(rows) * span + SKIPPED
     slot = first + np.array(lengths) - 1
     qkv = 3 * normal(rows, q_ld + 2 * kv_ld)
     cache = np.stack([pad(c) for c in normal(2, rows * span, width)])

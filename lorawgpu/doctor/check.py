@@ -1,4 +1,4 @@
-"""One kernel at one shape against its reference: recorded, run twice, compared."""
+"""A check of one kernel at one size: recorded, run twice, compared with its reference."""
 
 import time
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from lorawgpu.gpu import GPUError, KernelCache, Plan
 
 @dataclass(frozen=True)
 class KernelCheck:
-    """`record(lab, *args)` records ops of shader `kernel` and returns a function of their results after the run:
-    {name: (got, want)}. `tolerance` bounds `error_of` of each."""
+    """`record(lab, *args)` records ops of shader `kernel` and returns a function that gives their results after the
+    run: {name: (got, want)}. `tolerance` bounds `error_of` each result."""
 
     kernel: str
     record: Callable
@@ -28,32 +28,32 @@ class KernelCheck:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a check. `error` is None when it never got to a comparison; then `fault` says why."""
+    """The outcome of a check. `error` is None if there was no comparison; then `fault` says why."""
 
     kernel: str
     shape: str
     error: float | None
     tolerance: float
-    worst: str = ""  # the first result that is wrong, else the one with the largest error
+    worst: str = ""  # the first wrong result, else the one with the largest error
     fault: str = ""
     seconds: float = 0.0
-    ran: tuple = ()  # the shaders that a check dispatched, in order
+    ran: tuple = ()  # the shaders that the check dispatched, in order
 
     @property
     def ok(self) -> bool:
         return not self.fault and self.error <= self.tolerance  # false for NaN
 
     @property
-    def named(self) -> str:
-        """The kernel, with the shaders that ran beside it: one of them may be the broken one."""
+    def suspects(self) -> str:
+        """The kernel and the other shaders that ran: any of them may be the broken one."""
         others = [name for name in self.ran if name != self.kernel]
         return self.kernel + (f" (with {', '.join(others)})" if others else "")
 
 
 def error_of(got: np.ndarray, want: np.ndarray) -> float:
-    """Largest difference over the largest wanted value (over 1 where nothing is wanted); infinite for NaN.
+    """The largest difference relative to the largest wanted value (absolute if that is 0); infinite for NaN.
 
-    Fault when `got` is wider than `want` and that padding is not zero.
+    Raises Fault if `got` is wider than `want` and that padding is not zero.
     """
     width = want.shape[-1] if want.ndim else None
     if width is not None and got[..., width:].any():
@@ -67,12 +67,12 @@ def error_of(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def differing(got: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A result that must be exactly what is wanted, whatever the tolerance of its check."""
+    """A result that must be exact, whatever the tolerance of its check."""
     return ~(got == want), np.zeros(want.shape)  # a NaN differs
 
 
 def measure(check: KernelCheck, lab: Lab) -> tuple[float, str]:
-    """The error of the first result of a check that is wrong (later ones follow from it), else the largest."""
+    """(error, name) of the first wrong result, which later ones follow from, else of the largest error."""
     with lab.section:
         results = check.record(lab, *check.args)
     lab.run()
@@ -83,12 +83,17 @@ def measure(check: KernelCheck, lab: Lab) -> tuple[float, str]:
 
 
 def run_check(device, kernels: KernelCache, check: KernelCheck) -> Outcome:
-    """Never raises for what a broken kernel or driver does: that is the outcome's `fault`."""
+    """Run a check. A broken kernel or driver does not raise: it becomes the outcome's `fault`."""
     began, plan = time.perf_counter(), Plan(device, kernels)
     error, worst, fault = None, "", ""
     try:
         error, worst = measure(check, Lab(plan))
-    except (Fault, DeviceError, GPUError, ValueError) as found:  # ValueError: a shader without what its op binds
+    except (
+        Fault,
+        DeviceError,
+        GPUError,
+        ValueError,
+    ) as found:  # ValueError: a shader does not have the bindings of its op
         fault = str(found).strip() or type(found).__name__
     seconds = time.perf_counter() - began
     labels = [record.label for records in plan.sections.values() for record in records]

@@ -1,4 +1,4 @@
-"""Kernels that go over rows and elements, against their references. Each: (lab, sizes) -> results; see check.py."""
+"""Checks of row-wise and element-wise kernels against their references: (lab, sizes) -> results; see check.py."""
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from lorawgpu.ops.rope import rope_backward, rope_forward, rope_table
 from lorawgpu.ops.step import pack_step, step_buffer
-from lorawgpu.reference import activation, dropout, rope
 from lorawgpu.reference import cross_entropy as loss_reference
+from lorawgpu.reference import dropout, rope
+from lorawgpu.reference import gate as gate_reference
 from lorawgpu.reference import gather as gather_reference
 from lorawgpu.reference import qk_norm as qk_norm_reference
 from lorawgpu.reference import quantize as quantize_reference
@@ -23,11 +24,11 @@ from lorawgpu.reference import rmsnorm as norm_reference
 from lorawgpu.weights.tensors import Dense
 
 EPS = 1e-5
-FRESH = [0, 0xFFFFFFFF] + 14 * [0]  # a state buffer that has seen nothing
+FRESH = [0, 0xFFFFFFFF] + 14 * [0]  # an unused state buffer
 
 
 def stored(values, dtype):
-    """float32 `values` as a file holds them in bf16, f16 or f32."""
+    """float32 `values` as a file stores them in bf16, f16 or f32."""
     halves = {"bf16": lambda v: (v.view(np.uint32) >> 16).astype(np.uint16), "f16": lambda v: v.astype(np.float16)}
     return Dense(halves.get(dtype, lambda v: v)(values), dtype)
 
@@ -39,7 +40,7 @@ def clear(lab, count):
 
 
 def rmsnorm(lab, rows, width, gain=3.0):
-    """`gain`: the size of x."""
+    """`gain`: the magnitude of x."""
     x, dy, start = gain * normal(rows, width), normal(rows, width, seed=1), normal(rows, width, seed=2)
     weight = normal(width, seed=3)
     gx, gdy, gw = lab.padded(x), lab.padded(dy), lab.input(pad(weight[None])[0])
@@ -57,17 +58,17 @@ def rmsnorm(lab, rows, width, gain=3.0):
         want_dx = norm_reference.rmsnorm_backward(dy, x.astype(np.float64), weight, want_rstd)
         return {
             "y": (y.value, want),
-            "y, added to a residual": (added.value, want + dy),
+            "y plus residual": (added.value, want + dy),
             "rstd": (rstd.value, want_rstd),
             "dx": (dx.value, want_dx),
-            "dx, added": (total.value, want_dx + start),
+            "dx, accumulated": (total.value, want_dx + start),
         }
 
     return results
 
 
 def qk_norm(lab, rows, heads, kv_heads, head_dim, gain=3.0):
-    """Heads of q and k in one projection; v and its gradient pass through."""
+    """The heads of q and k in a fused projection; v and its gradient pass through unchanged."""
     Q, KV = heads * head_dim, kv_heads * head_dim
     k_off, v_off = padded(Q), padded(Q) + padded(KV)
     ld, parts = v_off + padded(KV), (slice(0, Q), slice(k_off, k_off + KV), slice(v_off, v_off + KV))
@@ -90,12 +91,12 @@ def qk_norm(lab, rows, heads, kv_heads, head_dim, gain=3.0):
     return results
 
 
-def _quantised(lab, rows, width):
+def _quantized_outputs(lab, rows, width):
     return lab.output(rows, padded(width) // 4, dtype="u32"), lab.output(rows, 2, dtype="u32")
 
 
 def _codes(xq, qscale, values) -> dict:
-    """Codes, 1/s and sums of codes against the float32 reference of `values`: all exact."""
+    """Codes, 1/s and sums of codes against the float32 reference for `values`: all exact."""
     want, s = quantize_reference.quantize_forward(values)
     return {
         "codes": (xq.value.view(np.int8), want),
@@ -105,23 +106,28 @@ def _codes(xq, qscale, values) -> dict:
 
 
 def quantize(lab, rows, width):
-    """Rows of very different sizes; the last of ties (a maximum of 127 makes s = 1), one of three or more of zeros."""
+    """Rows of very different magnitudes; the last has ties (max 127, so s = 1), and of three or more one is zero."""
     x = normal(rows, width) * 10.0 ** (np.arange(rows) % 12 - 6)[:, None].astype(np.float32)
     if rows > 2:
         x[-2] = 0
     x[-1] = np.arange(width) % 128 - 63.5
     x[-1, 0] = 127
-    xq, qscale = _quantised(lab, rows, width)
+    xq, qscale = _quantized_outputs(lab, rows, width)
     state, shape = lab.state(), {"rows": rows, "width": width, "record_id": 3}
     quantize_forward(lab.plan, xq.tensor, qscale.tensor, lab.padded(x), state.tensor, **shape)
     return lambda: _codes(xq, qscale, x) | {"state": (state.value, np.zeros(16))}
 
 
-def rmsnorm_quantize(lab, what, rows, width):
-    """`what`: codes, or codes "with rows". Without the rows a code may differ where a fraction is near a tie."""
-    keep = what == "with rows"
+def rmsnorm_quantize(lab, variant, rows, width):
+    """`variant`: "codes", or codes "with rows". Without the rows, a code near a tie may differ."""
+    keep = variant == "with rows"
     x, weight = 50 * normal(rows, width), normal(width, seed=1)
-    y, rstd, (xq, qscale), state = lab.rows(rows, width), lab.output(rows), _quantised(lab, rows, width), lab.state()
+    y, rstd, (xq, qscale), state = (
+        lab.rows(rows, width),
+        lab.output(rows),
+        _quantized_outputs(lab, rows, width),
+        lab.state(),
+    )
     inputs = lab.padded(x), lab.input(pad(weight[None])[0]), state.tensor
     outputs = y.tensor if keep else None, rstd.tensor, xq.tensor, qscale.tensor
     rmsnorm_quantize_forward(lab.plan, *outputs, *inputs, rows=rows, width=width, eps=EPS, record_id=0)
@@ -143,9 +149,9 @@ def rmsnorm_quantize(lab, what, rows, width):
 
 
 def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
-    """Rows in falling order into a cache of `slots`, the last of them into slot `first`; what falls outside is lost.
+    """Rows in descending order into a cache of `slots`, the last row into slot `first`; slots outside are dropped.
 
-    gap: q, k and v begin at padded columns, as in the model; else right after one another.
+    gap: q, k and v start at padded columns, as in the model; else right after one another.
     """
     Q, KV = heads * head_dim, kv_heads * head_dim
     k_off = padded(Q) if gap else Q
@@ -183,7 +189,7 @@ def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
 
 
 def gate(lab, act, rows, width, gain=4.0):
-    """`gain`: the size of the gate's values."""
+    """`gain`: the magnitude of the gate's input."""
     g, u, dm = gain * normal(rows, width), normal(rows, width, seed=1), normal(rows, width, seed=2)
     g.flat[:2] = [0, -0.0][: g.size]
     gu = lab.input(np.concatenate([pad(g), pad(u)], axis=1))
@@ -193,10 +199,10 @@ def gate(lab, act, rows, width, gain=4.0):
     gate_backward(lab.plan, dgu.tensor, lab.padded(dm), gu, **shape)
 
     def results():
-        dg, du = activation.gate_backward(dm, g.astype(np.float64), u, act)
+        dg, du = gate_reference.gate_backward(dm, g.astype(np.float64), u, act)
         half = dgu.value.shape[1] // 2
         return {
-            "m": (m.value, activation.gate_forward(g.astype(np.float64), u, act)),
+            "m": (m.value, gate_reference.gate_forward(g.astype(np.float64), u, act)),
             "dg": (dgu.value[:, :half], dg),
             "du": (dgu.value[:, half:], du),
             "state": (state.value, np.zeros(16)),
@@ -206,13 +212,13 @@ def gate(lab, act, rows, width, gain=4.0):
 
 
 def gather(lab, rows, width, chunk):
-    """Every second row, in falling order and in chunks. The last of the list have no target, and then any index."""
+    """Every second row, in descending order and in chunks. The last of the list have no target, and any index."""
     index = np.arange(rows - 1, -1, -2, dtype=np.int32)
     targets = index.copy()
     targets[-1:], targets[3:-1] = -1, -100
     used = np.flatnonzero(targets >= 0)
     index[targets < 0] += rows + 90
-    chunks = -(-len(index) // chunk)  # the last one may be longer than the list
+    chunks = -(-len(index) // chunk)  # the last one may extend past the list
     x, dy = normal(rows, width), normal(chunks * chunk, width, seed=1)
     gx, lists = lab.padded(x), (lab.input(index), lab.input(targets))
     ys, dx = [lab.rows(chunk, width) for _ in range(chunks)], lab.rows(rows, width)
@@ -223,7 +229,7 @@ def gather(lab, rows, width, chunk):
 
     def results():
         at = index[used]
-        want, want_dx = np.zeros(dy.shape), np.full(dx.shape, POISON)  # rows that nobody gathered stay as they were
+        want, want_dx = np.zeros(dy.shape), np.full(dx.shape, POISON)  # rows that were not gathered stay unchanged
         want[used] = gather_reference.gather_forward(x, at)
         want_dx[at] = pad(gather_reference.gather_backward(dy[used], at, rows))[at]
         return {"y": (np.concatenate([y.value for y in ys]), want), "dx": (dx.value, want_dx)}
@@ -243,10 +249,10 @@ def adapter_dropout(lab, rows, width):
     return lambda: {"y": (y.value, want), "added": (total.value, start + want)}
 
 
-def cross_entropy(lab, which, rows, vocab, chunk, scale=5.0, offset=0.0):
-    """`which`: "plain", or "weighted" by row. Logits of size `scale` around `offset`, in chunks.
+def cross_entropy(lab, variant, rows, vocab, chunk, scale=5.0, offset=0.0):
+    """`variant`: "plain", or "weighted" by row. Logits of magnitude `scale` around `offset`, in chunks.
 
-    The last row has no target, nor has the one before it where there are five rows or more.
+    The last row has no target; with five rows or more, neither has the one before it.
     """
     ids = np.arange(rows, dtype=np.int32)[::-1] * 7 % vocab
     ids[0] = vocab - 1
@@ -254,12 +260,12 @@ def cross_entropy(lab, which, rows, vocab, chunk, scale=5.0, offset=0.0):
     chunks = -(-rows // chunk)
     logits = (scale * normal(chunks * chunk, vocab) + offset).astype(np.float32)
     padded_logits = pad(logits)
-    padded_logits[:, vocab:] = offset + 10 * scale  # what stands in the padding must not count
+    padded_logits[:, vocab:] = offset + 10 * scale  # the padding must not count
     state, gids = lab.output(16, initial=FRESH, dtype="u32"), lab.input(ids)
     losses, plain, total = lab.output(rows), lab.output(rows), lab.output(2, initial=np.zeros(2), dtype="u32")
     grads, kept = ([lab.output(*x.shape, initial=x) for x in np.split(padded_logits, chunks)] for _ in range(2))
-    weights = normal(rows) if which == "weighted" else np.ones(rows)
-    row_weights = lab.input(weights.astype(np.float32)) if which == "weighted" else None
+    weights = normal(rows) if variant == "weighted" else np.ones(rows)
+    row_weights = lab.input(weights.astype(np.float32)) if variant == "weighted" else None
     for i in range(chunks):
         shape = {"start": i * chunk, "rows": chunk, "vocab": vocab, "record_id": i, "row_weights": row_weights}
         cross_entropy_forward(lab.plan, plain.exact, kept[i].tensor, gids, state.tensor, **shape)
@@ -275,7 +281,7 @@ def cross_entropy(lab, which, rows, vocab, chunk, scale=5.0, offset=0.0):
         want[used] = loss_reference.cross_entropy_backward(x, ids[used], lse, w)
         return {
             "losses": (losses.value, want_loss),
-            "losses alone": differing(plain.value, losses.value),
+            "losses of the forward": differing(plain.value, losses.value),
             "dlogits": (np.concatenate([g.value for g in grads]), want),
             "logits": differing(np.concatenate([k.value for k in kept]), padded_logits),
             "sum": (np.array([loss_value(total.value)]), loss.sum(keepdims=True)),

@@ -28,7 +28,7 @@ ADAMW = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "
 
 
 class Tiny:
-    """A model of a family, its adapter, and what the reference says of a batch."""
+    """A tiny model of a family with an adapter, and the reference's results for a batch."""
 
     def __init__(self, family: str):
         self.checkpoint = TinyCheckpoint(tiny_config(family, head_dim=8))
@@ -39,7 +39,7 @@ class Tiny:
         self.reference = reference_model(self.checkpoint, self.tensors, LORA.alpha / LORA.r)
 
     def case(self) -> golden.GoldenCase:
-        """A golden case whose outside autograd is the reference. BitNet's rounding may flip on some card or other."""
+        """A golden case computed by the reference. BitNet's roundings may flip on some GPUs."""
         mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
         margin = {phase: 0.0 for phase in ("loss", "steps")} if self.config.ternary else None
         settings = {"adamw": ADAMW, "rounding_margin": margin}
@@ -56,7 +56,7 @@ class Tiny:
         return values | {f"after3.{name}": p for name, p in after.items()}
 
     def decoded(self, device, kernels: KernelCache) -> tuple[np.ndarray, np.ndarray]:
-        """Logits after the last token of each sample, which is fed alone; and the reference's."""
+        """Logits after the last token of each sample, computed in a decode step, and the reference's."""
         layout = AdapterLayout(LORA, self.config)
         params = device.upload(layout.flatten(self.tensors), label="adapter params", kind="adapter")
         model, adapter = load_model(device, self.checkpoint), AdapterBuffers(layout, params)
@@ -68,7 +68,7 @@ class Tiny:
 
 
 def check_training(device, kernels: KernelCache, family: str) -> Iterator[Outcome]:
-    """Loss, logits, gradients and three optimizer steps of a tiny model, one outcome each."""
+    """Loss, logits, gradients and three optimizer steps of a tiny model; one outcome per quantity."""
     name, began = f"tiny {family} model", time.perf_counter()
     try:
         case = Tiny(family).case()
@@ -82,7 +82,7 @@ def check_training(device, kernels: KernelCache, family: str) -> Iterator[Outcom
 
 
 def check_decoding(device, kernels: KernelCache, family: str) -> Outcome:
-    """One token of each of two sequences through the KV cache."""
+    """Decode one token of each of two sequences with the KV cache."""
     name, tiny, began = f"tiny {family} model", Tiny(family), time.perf_counter()
     tolerance = golden.FLIP_TOLERANCE if tiny.config.ternary else golden.TOLERANCE
     try:

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, adapters, their limits and features, and a check of the device's memory."""
+"""Facts for a bug report: versions, GPUs with limits and features; and a check of the device's memory."""
 
 import importlib.metadata
 import platform
@@ -19,7 +19,7 @@ PROBE = 32 << 20  # bytes written and read back
 
 
 def versions() -> dict[str, str | None]:
-    """Of this package, Python and what it stands on; None for what is not installed."""
+    """Versions of this package, Python and dependencies; None for packages that are not installed."""
     found = {"lorawgpu": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -30,7 +30,7 @@ def versions() -> dict[str, str | None]:
 
 
 def adapter_facts(adapter) -> dict:
-    """One adapter: who it is, the limits that we ask for, the features that matter here."""
+    """The identity of a GPU, and the limits and features that matter here."""
     info = adapter.info
     return {
         "name": info["device"],
@@ -44,7 +44,7 @@ def adapter_facts(adapter) -> dict:
 
 
 def short_limits(facts: dict) -> list[str]:
-    """Limits of an adapter that are below what the kernels are planned for, in words."""
+    """A message for each limit of a GPU that is too low for the kernels."""
     lower = lambda name, have, need: have > need if name.startswith("min-") else have < need  # noqa: E731
     return [
         f"{facts['name']}: its {name} is {facts['limits'][name]:,}, the kernels need {need:,}: update the driver"
@@ -54,7 +54,7 @@ def short_limits(facts: dict) -> list[str]:
 
 
 def machine_facts(system: System, adapters: list) -> dict:
-    """The part of the report that needs no device."""
+    """The part of the report that needs no opened device."""
     return {
         "versions": versions(),
         "system": system.text,
@@ -65,7 +65,7 @@ def machine_facts(system: System, adapters: list) -> dict:
 
 
 def check_memory(device) -> Outcome:
-    """Bytes to the device and back; the error is the share of wrong ones."""
+    """Write bytes to the device and read them back; the error is the fraction of wrong words."""
     size, began = min(PROBE, device.max_binding), time.perf_counter()
     words = np.random.default_rng(0).integers(0, 1 << 32, size // 4, np.uint32)
     error, fault = None, ""

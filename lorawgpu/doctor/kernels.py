@@ -1,7 +1,7 @@
-"""The table: every shader, the sizes it is tried at, and how far from its reference it may be.
+"""The table of checks: every shader, the sizes it is checked at, and its tolerance.
 
 Errors are relative to the largest value of a result (check.error_of). float32 sums of K random terms err by about
-sqrt(K) x 6e-8 of it; a lost term or a wrong index is off by 1e-2 and more.
+sqrt(K) x 6e-8; a lost term or a wrong index is off by 1e-2 or more.
 """
 
 from lorawgpu.doctor import attention, optimizer, sampling
@@ -10,8 +10,8 @@ from lorawgpu.doctor import matmul as products
 from lorawgpu.doctor.check import KernelCheck
 
 EXACT = 0.0
-ROUNDED = 2e-6  # a few roundings of float32, and sums of some hundred terms
-SUMMED = 1e-5  # sums of thousands of terms, exp and its argument's rounding
+ROUNDED = 2e-6  # a few float32 roundings, and sums of a few hundred terms
+SUMMED = 1e-5  # sums of thousands of terms; exp, and the rounding of its argument
 
 TABLE = (
     ("clear", rows.clear, EXACT, [(1000,)]),

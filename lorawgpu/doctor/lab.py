@@ -1,21 +1,21 @@
-"""A small laboratory for kernels: padded inputs, poisoned outputs with guards around them, and runs repeated."""
+"""A test bench for kernels: padded inputs, poisoned outputs between guards, and repeated runs."""
 
 import numpy as np
 
 from lorawgpu.gpu import padded
 
 POISON = 777.0
-GUARD = 64  # elements before and after an output: the 256 bytes that an offset must be a multiple of
-SPARE_ROWS = 2  # rows past the end that a binding still covers: only the kernel's own guard protects them
+GUARD = 64  # elements before and after an output: 256 bytes, the alignment of binding offsets
+SPARE_ROWS = 2  # rows past the end inside the binding: only the kernel's own bounds check protects them
 NAN_BITS = 0x7FC00000
 
 
 class Fault(AssertionError):
-    """A kernel did what no tolerance allows: wrote where it must not, or gave other bits the second time."""
+    """A kernel wrote where it must not, or gave different bits in the second run."""
 
 
 def normal(*shape, seed=0):
-    """Standard normal float32, the same for the same shape and seed."""
+    """Standard normal float32, determined by shape and seed."""
     return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
 
 
@@ -25,7 +25,7 @@ def pad(array):
 
 
 class Output:
-    """A tensor that kernels write, inside a larger buffer of poison."""
+    """A tensor that kernels write to, inside a larger poisoned buffer."""
 
     def __init__(self, device, initial, dtype, label):
         self.device, self.shape = device, initial.shape
@@ -38,29 +38,29 @@ class Output:
 
     @property
     def exact(self):
-        """The tensor without its spare rows, for an op that takes its sizes from it."""
+        """The tensor without its spare rows, for ops that read their sizes from it."""
         return self.whole.view(GUARD, self.shape)
 
     def reset(self):
         self.device.write(self.whole, self.initial)
 
     def fetch(self):
-        """Read back; the guards and spare rows must be as they were."""
+        """Read back. Raises Fault if guards or spare rows changed."""
         whole = self.device.read(self.whole)
         size = int(np.prod(self.shape))
         outside = np.r_[0:GUARD, GUARD + size : len(whole)]
         if not np.array_equal(whole[outside], self.initial[outside]):
-            raise Fault(f"{self.whole.label}: a neighbour was overwritten")
+            raise Fault(f"{self.whole.label}: wrote outside its output")
         self.value = whole[GUARD : GUARD + size].reshape(self.shape)
 
 
 class Lab:
-    """Inputs and outputs of the ops recorded on `plan`; `run` executes them in one submit, twice, and compares bits."""
+    """Inputs and outputs of ops recorded on `plan`; `run` runs the ops in one submit, twice, and compares bits."""
 
     def __init__(self, plan):
         self.plan, self.device, self.outputs = plan, plan.device, []
         self.section = plan.section("lab")
-        self.sections = ["lab"]  # what `run` replays; an op with sections of its own names them here
+        self.sections = ["lab"]  # replayed by `run`; an op with its own sections sets them here
 
     def input(self, array, dtype=None, label="input"):
         return self.device.upload(np.ascontiguousarray(array), dtype, label)
@@ -69,14 +69,14 @@ class Lab:
         return self.input(pad(array), None, label)
 
     def output(self, *shape, initial=None, dtype="f32", label="output"):
-        """Poisoned, unless `initial` gives its contents; `.tensor` to bind, `.value` after `run`."""
+        """A poisoned output, unless `initial` gives its contents: `.tensor` to bind, `.value` after `run`."""
         numpy_dtype = {"f32": np.float32, "u32": np.uint32, "i32": np.int32}[dtype]
         array = np.full(shape, POISON, numpy_dtype) if initial is None else np.ascontiguousarray(initial, numpy_dtype)
         self.outputs.append(Output(self.device, array, dtype, label))
         return self.outputs[-1]
 
     def rows(self, rows, width, initial=None, label="output"):
-        """An output of `rows` padded activations."""
+        """An output of `rows` rows, padded to the row stride."""
         return self.output(rows, padded(width), initial=initial, label=label)
 
     def state(self):
@@ -92,11 +92,11 @@ class Lab:
                 out.fetch()
             runs.append([out.value.tobytes() for out in self.outputs])
         if runs[0] != runs[1]:
-            raise Fault("two runs of the same plan differ")
+            raise Fault("two runs of the same plan gave different results")
 
 
 class NanScratch:
-    """A workspace that lends scratch of NaN, so that a kernel that reads what it never wrote is caught."""
+    """A workspace whose scratch is NaN, to catch kernels that read what they did not write."""
 
     def __init__(self, device):
         self.device = device

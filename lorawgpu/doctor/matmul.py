@@ -1,4 +1,4 @@
-"""Matrix and matrix-vector products against NumPy in float64. Each: (lab, what, sizes) -> results; see check.py."""
+"""Checks of matrix and matrix-vector products against NumPy in float64: (lab, variant, sizes) -> results."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.matmul import Epilogue, LowRank, Operand, Problem, matmul, sum_splits, tiled
 from lorawgpu.ops.matvec import LoraA, MatvecInput, matvec_forward, matvec_input
 from lorawgpu.ops.stores import STORES
-from lorawgpu.reference.activation import gate_forward
+from lorawgpu.reference.gate import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.device import stack_weight
@@ -34,14 +34,14 @@ def ternary_matrix(rows, columns, seed):
     return Ternary(ternary_pack(codes), rows, scale), codes * scale
 
 
-# For every store: (rows, columns, seed) -> a random matrix as a checkpoint hands it out, and its values.
+# For each store: (rows, columns, seed) -> a random matrix in the form of a checkpoint, and its values.
 MATRICES = {name: partial(dense_matrix, name) for name in ("f32", "bf16", "f16")} | {"ternary": ternary_matrix}
 
 
 def matrices_of(stores, columns, *widths):
-    """(random matrix, its values) for each of `widths` rows; of `columns`, or as many more as whole blocks need.
+    """(random matrix, its values) for each number of rows in `widths`; `columns` is rounded up to whole blocks.
 
-    stores: one name, or several with spaces between them, which take turns.
+    stores: the name of a store, or several separated by spaces, which alternate.
     """
     names = stores.split()
     columns = padded(columns, lcm(*(STORES[name].block for name in names)))
@@ -49,7 +49,7 @@ def matrices_of(stores, columns, *widths):
 
 
 def weight_of(device, stores, columns, *widths):
-    """`matrices_of` stacked, and the values of the whole, float64 [weight.rows, weight.columns]."""
+    """`matrices_of` stacked to one weight, and its values, float64 [weight.rows, weight.columns]."""
     made = matrices_of(stores, columns, *widths)
     weight = stack_weight(device, [matrix for matrix, _ in made], "weight")
     values = [np.pad(value, [(0, padded(n) - n) for n in value.shape]) for _, value in made]
@@ -57,14 +57,14 @@ def weight_of(device, stores, columns, *widths):
 
 
 def quantized(x):
-    """int8 words, `qscale` as the quantizer leaves them, and the values they stand for."""
+    """int8 words and `qscale` as the quantizer writes them, and the values that they represent."""
     xq, s = quantize_forward(x)
     qscale = np.stack([1 / s, xq.sum(1, dtype=np.int32).view(np.float32)], 1).astype(np.float32)
     return xq.view(np.uint32), qscale, xq.astype(np.float64) * qscale[:, :1]
 
 
 def rows_for(lab, weight, rows):
-    """Random rows that a weight is multiplied with: their tensor, their qscale or None, and their values in float64."""
+    """Random input rows for a weight: their tensor, their qscale or None, and their values in float64."""
     x = normal(rows, weight.columns, seed=9)
     if not weight.int8_input:
         return lab.input(x), None, x.astype(np.float64)
@@ -75,9 +75,9 @@ def rows_for(lab, weight, rows):
 def forward(lab, stores, rows, columns, *widths):
     """y = x W^T."""
     weight, values = weight_of(lab.device, stores, columns, *widths)
-    (x, qscale, given), y = rows_for(lab, weight, rows), lab.output(rows, weight.rows)
+    (x, qscale, inputs), y = rows_for(lab, weight, rows), lab.output(rows, weight.rows)
     linear_forward(lab.plan, y.tensor, x, weight, rows=rows, qscale=qscale)
-    return lambda: {"y": (y.value, given @ values.T)}
+    return lambda: {"y": (y.value, inputs @ values.T)}
 
 
 def transposed(lab, stores, rows, columns, *widths):
@@ -91,15 +91,15 @@ def transposed(lab, stores, rows, columns, *widths):
 def matvec(lab, stores, rows, columns, *widths):
     """y = x W^T and y += x W^T."""
     weight, values = weight_of(lab.device, stores, columns, *widths)
-    (x, qscale, given), start = rows_for(lab, weight, rows), normal(rows, weight.rows)
+    (x, qscale, inputs), start = rows_for(lab, weight, rows), normal(rows, weight.rows)
     y, added = lab.output(rows, weight.rows), lab.output(rows, weight.rows, initial=start)
     for out, accumulate in ((y, False), (added, True)):
         matvec_forward(lab.plan, out.tensor, x, weight, rows=rows, qscale=qscale, accumulate=accumulate)
-    return lambda: {"y": (y.value, given @ values.T), "added": (added.value, given @ values.T + start)}
+    return lambda: {"y": (y.value, inputs @ values.T), "added": (added.value, inputs @ values.T + start)}
 
 
 def embedding(lab, stores, columns, *widths):
-    """A table in parts, the last one first: no part may write what belongs to another."""
+    """A table in parts, the last one first: no part may write rows of another."""
     parts, tables, ids, start = [], [], [], 0
     for matrix, values in matrices_of(stores, columns, *widths):
         weight = stack_weight(lab.device, [matrix], "table")
@@ -114,12 +114,12 @@ def embedding(lab, stores, columns, *widths):
 
 
 def every_store(*sizes):
-    """Arguments of a case for every store, `sizes` those that follow its name."""
+    """The arguments of a check for each store: its name and `sizes`."""
     return [(name, *sizes) for name in STORES]
 
 
 def matmul_tiles(lab, tile, a_layout, b_layout, m, n, k):
-    """A product in a given tile. a lies as "row" (m, k) or "col" (k, m), b as "nk" (n, k) or "kn" (k, n)."""
+    """A product with a given tile. Layout of a: "row" (m, k) or "col" (k, m); of b: "nk" (n, k) or "kn" (k, n)."""
     a, b, out = normal(m, k), normal(n, k, seed=1), lab.output(m, n)
     left = Operand(lab.input(pad(a.T))).T if a_layout == "col" else Operand(lab.input(a))
     right = Operand(lab.input(b)).T if b_layout == "nk" else Operand(lab.input(b.T))
@@ -128,7 +128,7 @@ def matmul_tiles(lab, tile, a_layout, b_layout, m, n, k):
 
 
 def matmul_int8(lab, tile, m, n, k):
-    """An integer product, so exact; scaled by one float32 product a row."""
+    """An integer product, hence exact; scaled by one float32 product per row."""
     weight, values = weight_of(lab.device, "ternary", k, n)  # of scale 0.5
     words, qscale, _ = quantized(normal(m, k))
     out, part = lab.output(m, n), weight.parts[0]
@@ -139,7 +139,7 @@ def matmul_int8(lab, tile, m, n, k):
 
 
 def adapters_of(lab, widths, ranks, rows):
-    """h B^T of one adapter for each of the stacked matrices (rank 0: none): the term, and its values."""
+    """h B^T of an adapter for each stacked matrix (rank 0: none): the LowRank term, and its values."""
     h, starts = normal(rows, sum(ranks), seed=3), np.cumsum([0, *ranks])
     factors = [normal(n, r, seed=4 + i) for i, (n, r) in enumerate(zip(widths, ranks, strict=True))]
     offsets = np.cumsum([0, *(f.size for f in factors)]).tolist()
@@ -150,15 +150,15 @@ def adapters_of(lab, widths, ranks, rows):
 
 
 def matmul_epilogue(lab, arith, rows, columns, *ranks):
-    """y (+)= x W^T + h B^T + residual with three segments of ternary weights."""
+    """y (+)= x W^T + h B^T + residual with ternary weights in three segments."""
     widths = (80, 16, 48)
     weight, values = weight_of(lab.device, "ternary", columns, *widths)
     lora, term = adapters_of(lab, widths, ranks, rows)
     residual, start = normal(rows, weight.rows, seed=1), normal(rows, weight.rows, seed=2)
     out, accumulate = lab.output(rows, weight.rows, initial=start), arith == "f32"
-    (x, qscale, given), part = rows_for(lab, weight, rows), weight.parts[0]
+    (x, qscale, inputs), part = rows_for(lab, weight, rows), weight.parts[0]
     if arith == "f32":
-        x, qscale, given = lab.input(given.astype(np.float32)), None, given.astype(np.float32)
+        x, qscale, inputs = lab.input(inputs.astype(np.float32)), None, inputs.astype(np.float32)
     problem = Problem(
         rows,
         weight.rows,
@@ -171,7 +171,7 @@ def matmul_epilogue(lab, arith, rows, columns, *ranks):
         qscale=qscale,
     )
     matmul(lab.plan, problem)
-    return lambda: {"y": (out.value, given @ values.T + term + residual + accumulate * start)}
+    return lambda: {"y": (out.value, inputs @ values.T + term + residual + accumulate * start)}
 
 
 def matmul_backward(lab, m, n, k, rank):
@@ -184,7 +184,7 @@ def matmul_backward(lab, m, n, k, rank):
 
 
 def matmul_splits(lab, splits, m, n, k):
-    """A long reduction in parts, then their sum, added to what is there: columns of wider matrices, and alpha."""
+    """A long reduction in splits and their sum, accumulated: on columns of wider matrices, with alpha."""
     a, b, start = normal(k, m + 24), normal(k, n + 32, seed=1), normal(m, n + 32, seed=2)
     parts, out = lab.output(splits, m, n), lab.output(m, n + 32, initial=start)
     operands = Operand(parts.exact), Operand(lab.input(a), 16).T, Operand(lab.input(b), 8)
@@ -199,14 +199,14 @@ def matvec_adapters(lab, stores, rows, columns, *ranks):
     """y = x W^T + h B^T with three segments."""
     widths = (64, 32, 80)
     weight, values = weight_of(lab.device, stores, columns, *widths)
-    (x, qscale, given), y = rows_for(lab, weight, rows), lab.output(rows, weight.rows)
+    (x, qscale, inputs), y = rows_for(lab, weight, rows), lab.output(rows, weight.rows)
     lora, term = adapters_of(lab, widths, ranks, rows)
     matvec_forward(lab.plan, y.tensor, x, weight, rows=rows, qscale=qscale, lora=lora)
-    return lambda: {"y": (y.value, given @ values.T + term)}
+    return lambda: {"y": (y.value, inputs @ values.T + term)}
 
 
 def _source(lab, kind, rows, width, head_dim=8):
-    """What a projection reads, and the values that it stands for, [rows, width] float64."""
+    """The source of a projection, and the values that it represents, float64 [rows, width]."""
     if kind == "rows":
         x = normal(rows, width)
         return MatvecInput("rows", lab.padded(x)), x.astype(np.float64)
@@ -224,7 +224,7 @@ def _source(lab, kind, rows, width, head_dim=8):
 
 
 def matvec_source(lab, kind, arith, rows, width, normed=True):
-    """The norm before a projection (or none), its adapters' A, and with int8 its quantizer."""
+    """The norm before a projection (or none), the A of its adapters, and with int8 the quantizer."""
     quantize = arith == "int8"
     source, v = _source(lab, kind, rows, width)
     weight, a, h = normal(width, seed=5), normal(12, width, seed=6), lab.output(rows, 12)

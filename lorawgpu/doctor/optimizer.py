@@ -1,4 +1,4 @@
-"""The kernels of an optimizer step, against their references. Each: (lab, sizes) -> results; see check.py."""
+"""Checks of the kernels of an optimizer step against their references: (lab, sizes) -> results; see check.py."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ BETA1, BETA2, ADAM_EPS, DECAY, LR, TARGETS = 0.9, 0.999, 1e-8, 0.01, 0.02, 5
 
 
 def adamw(lab, t, max_norm, *sizes):
-    """Step `t` (from 1) of pieces of these sizes, clipped at `max_norm` unless it is 0."""
+    """Step `t` (from 1) of tensors of these sizes, clipped at `max_norm` unless it is 0."""
     step = step_buffer(lab.device)
     m_scale, v_scale = adam_scales(t, BETA1, BETA2)
     lab.device.write(step, pack_step(lr=LR, inv_targets=1 / TARGETS, m_scale=m_scale, v_scale=v_scale))
@@ -35,14 +35,14 @@ def adamw(lab, t, max_norm, *sizes):
             p, m, v = (a.astype(np.float64) for a in arrays)
             wanted = reference.adamw_update(p, clip * g, m, v, t, LR, BETA1, BETA2, ADAM_EPS, DECAY)
             for name, out, want in zip(("p", "m", "v"), tensors, wanted, strict=True):
-                found[f"{name} of piece {i}"] = out.value, want
+                found[f"{name} of tensor {i}"] = out.value, want
         return found
 
     return results
 
 
 def step_state(lab, which):
-    """A step that begins after a bad one; then one that ends, itself bad or good."""
+    """The begin of a step after a bad one, and the end of a step that is bad or good."""
     bad = which == "bad"
     states = StepState(True, 2, 5, 7, 9), StepState(bad, 2, 5, 7, 9)
     begun, ended = (lab.output(16, initial=pack_state(state), dtype="u32") for state in states)

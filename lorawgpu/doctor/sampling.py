@@ -1,4 +1,4 @@
-"""Sampling against its specification: (lab, sampling, vocab) -> results; see check.py."""
+"""Checks of sampling against its specification: (lab, sampling, vocab) -> results; see check.py."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def _expected(logits, seen, sampling: Sampling) -> np.ndarray:
 
 
 def sample(lab, sampling, vocab):
-    """`sampling`: settings, or a name of NAMED. Bits of the hash are exact, and no two candidates are close here."""
+    """`sampling`: settings, or a name in NAMED. The hash is exact, and no two candidates are close here."""
     sampling, seen_ids = NAMED.get(sampling, sampling), (3, 7, vocab - 1)
     logits = 3 * normal(COUNT, vocab)
     state = np.zeros((len(FIELDS), STRIDE), np.int32)

@@ -1,4 +1,4 @@
-"""This machine without any GPU driver's help: its system, its cards, and what keeps them from being seen."""
+"""The system and its GPUs as seen without a GPU driver, and why a driver may not see them."""
 
 import os
 import platform
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}
-LINUX_KINDS = ("ubuntu", "debian", "fedora", "arch")  # the most particular first: Ubuntu says it is like Debian
+LINUX_KINDS = ("ubuntu", "debian", "fedora", "arch")  # the most specific first: Ubuntu identifies as like Debian
 MESA = {
     "debian": "apt-get install mesa-vulkan-drivers libvulkan1",
     "ubuntu": "apt-get install mesa-vulkan-drivers libvulkan1",
     "fedora": "dnf install mesa-vulkan-drivers vulkan-loader",
     "arch": "pacman -S vulkan-icd-loader vulkan-radeon vulkan-intel vulkan-swrast",
-    "linux": "your distribution's package of Mesa's Vulkan drivers and of the Vulkan loader",
+    "linux": "your distribution's packages of Mesa's Vulkan drivers and the Vulkan loader",
 }
 NVIDIA = {
     "debian": "apt-get install nvidia-driver nvidia-vulkan-icd (from the non-free section)",
     "ubuntu": "ubuntu-drivers install",
     "fedora": "dnf install akmod-nvidia (from RPM Fusion)",
     "arch": "pacman -S nvidia nvidia-utils vulkan-icd-loader",
-    "linux": "your distribution's package of NVIDIA's driver with its Vulkan part",
+    "linux": "your distribution's package of the NVIDIA driver with Vulkan",
 }
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU on the PCI bus, whether a driver knows it or not."""
+    """A GPU on the PCI bus, with or without a driver."""
 
     vendor: str  # of VENDORS
     pci: str  # "10de:2335"
@@ -37,7 +37,7 @@ class Card:
 
 @dataclass(frozen=True)
 class System:
-    """`kind`: of LINUX_KINDS, "linux", "macos" or "windows". `denied`: GPU device files that we may not open."""
+    """`kind`: one of LINUX_KINDS, "linux", "macos" or "windows". `denied`: GPU device files without permission."""
 
     kind: str
     text: str
@@ -48,14 +48,14 @@ class System:
 
 
 def inspect_system(root: Path = Path("/")) -> System:
-    """The system we run on; `root` is another place for /etc, /sys and /dev in tests."""
+    """The system that we run on; tests pass another `root` for /etc, /sys and /dev."""
     kind = {"Darwin": "macos", "Windows": "windows"}.get(platform.system(), "linux")
     text = f"{platform.system()} {platform.release()}, {platform.machine()}"
     if kind != "linux":
         return System(kind, text)
     release = _os_release(root / "etc/os-release")
-    alike = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
-    kind = next((kind for kind in LINUX_KINDS if kind in alike), "linux")
+    names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
+    kind = next((kind for kind in LINUX_KINDS if kind in names), "linux")
     container = any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv"))
     nodes = [*root.glob("dev/dri/renderD*"), *root.glob("dev/nvidia[0-9]*")]
     denied = tuple(str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK))
@@ -73,7 +73,7 @@ def _os_release(path: Path) -> dict[str, str]:
 
 
 def _cards(root: Path) -> tuple:
-    """PCI display controllers of the vendors we know, and NVIDIA cards whose driver shows its files."""
+    """PCI display controllers of known vendors, and NVIDIA GPUs that have device files."""
     cards = []
     for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         try:
@@ -89,40 +89,40 @@ def _cards(root: Path) -> tuple:
 
 
 def install_advice(system: System, vendor: str | None = None) -> str:
-    """What to install on this system for a card of `vendor`, or for a software adapter."""
+    """What to install on this system for a GPU of `vendor`, or for a software adapter."""
     if system.kind == "macos":
-        return "macOS brings Metal with it: update macOS; a virtual machine needs a paravirtualised GPU"
+        return "macOS includes Metal: update macOS; a virtual machine needs a paravirtualized GPU"
     if system.kind == "windows":
-        return f"install the current driver from {vendor or 'the card vendor'}'s site; Windows 10 or newer brings DX12"
+        return f"install the current driver from {vendor or 'the GPU vendor'}'s website; DX12 needs Windows 10 or newer"
     if system.wsl:
-        return "WSL gives Vulkan no GPU of its own: run on Windows itself, or take `--device cpu`"
+        return "WSL has no GPU for Vulkan: run on Windows itself, or use `--device cpu`"
     if vendor == "NVIDIA" and system.container:
-        return "start the container with NVIDIA_DRIVER_CAPABILITIES=all, so that it gets the driver's Vulkan part too"
+        return "start the container with NVIDIA_DRIVER_CAPABILITIES=all, which includes the driver's Vulkan libraries"
     return (NVIDIA if vendor == "NVIDIA" else MESA)[system.kind]
 
 
 def diagnose(system: System, adapters: list) -> list[str]:
-    """What is wrong with the drivers, in words, each with what to do. `adapters`: as gpu.device.list_adapters."""
+    """Problems with the drivers, each with what to do. `adapters`: from gpu.device.list_adapters."""
     seen = {VENDORS.get(a.info["vendor_id"]) for a in adapters}
     findings = []
     if system.denied:
         findings.append(
-            f"{', '.join(system.denied)}: this user may not open it; "
+            f"{', '.join(system.denied)}: no permission to open it; "
             "join its group (`usermod -aG render,video $USER`, then log in again)"
         )
     for vendor in dict.fromkeys(card.vendor for card in system.cards):
         if vendor not in seen:
             card = next(card for card in system.cards if card.vendor == vendor)
-            findings.append(f"this machine has an {card} that no driver offers: {install_advice(system, vendor)}")
+            findings.append(f"no driver for this machine's {card}: {install_advice(system, vendor)}")
     if not adapters and not findings:
         findings.append(f"no GPU and no software adapter: {install_advice(system)}")
     if adapters and all(a.info["adapter_type"] == "CPU" for a in adapters) and not system.cards:
-        findings.append("there is no GPU here: the software adapter gives right results, slowly")
+        findings.append("no GPU found: the software adapter gives correct results, but slowly")
     return findings
 
 
 def card_memory() -> list[str]:
-    """Memory of each card as its driver tells it, "NVIDIA H200: 143771 MiB, 143155 MiB free"; empty when none does."""
+    """The memory of each GPU as its driver reports it: "NVIDIA H200: 143771 MiB, 143155 MiB free"."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"]
     found = []
     try:
@@ -132,7 +132,7 @@ def card_memory() -> list[str]:
         pass
     for total in sorted(Path("/sys/class/drm").glob("card*/device/mem_info_vram_total")):
         try:
-            mib, used = (int((total.parent / f"mem_info_vram_{what}").read_text()) >> 20 for what in ("total", "used"))
+            mib, used = (int((total.parent / f"mem_info_vram_{kind}").read_text()) >> 20 for kind in ("total", "used"))
         except (OSError, ValueError):
             continue
         found.append(f"{total.parts[4]}: {mib} MiB, {mib - used} MiB free")

@@ -1,4 +1,4 @@
-"""Tiny models of any shape with random weights from a seed: as a checkpoint, and before the float64 reference."""
+"""Tiny models of any shape with seeded random weights: as a checkpoint, and for the float64 reference."""
 
 from dataclasses import replace
 
@@ -19,9 +19,9 @@ SIZES = {"count": 2, "hidden": 40, "heads": 3, "kv_heads": 1, "head_dim": 10, "w
 
 
 def tiny_config(family="llama", **changes) -> ModelConfig:
-    """Two layers; no width but the vocabulary's is a multiple of 16, HD is not C/NH, three query heads share a key.
+    """Two layers. No width is a multiple of 16, HD is not C/NH, three query heads share a key head.
 
-    `changes` replace fields of ModelConfig, and sizes and options of the layers by the names that `SIZES` has.
+    `changes` replace fields of ModelConfig, and sizes and options of the layers (the keys of `SIZES`, act, norms).
     """
     bitnet = family == "bitnet"
     act, norms = FAMILIES[family].gguf.act, FAMILIES[family].norms
@@ -43,7 +43,7 @@ def tiny_config(family="llama", **changes) -> ModelConfig:
 
 
 class TinyCheckpoint(Checkpoint):
-    """Random weights; the scales keep activations near one, so that no part of the network is asleep."""
+    """Random weights, scaled so that activations stay near 1 and every part of the network matters."""
 
     def __init__(self, config: ModelConfig, seed=0):
         self.config, self.name = config, "tiny"
@@ -59,6 +59,9 @@ class TinyCheckpoint(Checkpoint):
                 weight = Dense((scale * rng.standard_normal(shape)).astype(np.float32), "f32")
             self.weights[name] = weight
 
+    def settings(self):
+        return b"tiny"
+
     def dense(self, name):
         return self.weights[name]
 
@@ -69,7 +72,7 @@ class TinyCheckpoint(Checkpoint):
 
 
 def random_adapter(lora: LoraConfig, config: ModelConfig, seed=0) -> dict:
-    """Neither A nor B is zero: every gradient is alive."""
+    """A random adapter with nonzero A and B, so that no gradient is zero."""
     rng = np.random.default_rng((seed, 1))
     return {
         name: (rng.standard_normal(shape) * (0.5 / np.sqrt(shape[1]))).astype(np.float32)
@@ -78,7 +81,7 @@ def random_adapter(lora: LoraConfig, config: ModelConfig, seed=0) -> dict:
 
 
 def random_samples(lengths, vocab=101, seed=0) -> list:
-    """Sequences of these lengths; every third token or so has no loss."""
+    """Random sequences of these lengths; about every third token carries no loss."""
     rng, samples = np.random.default_rng((seed, 2)), []
     for n in lengths:
         ids = rng.integers(0, vocab, n).astype(np.int32)
@@ -87,7 +90,7 @@ def random_samples(lengths, vocab=101, seed=0) -> list:
 
 
 def reference_model(checkpoint: Checkpoint, adapter: dict, scale: float) -> ReferenceModel:
-    """The reference's view of a checkpoint with an adapter, PEFT name -> array, of one scale."""
+    """The reference model of a checkpoint with an adapter (PEFT name -> array); all modules have the same `scale`."""
 
     def weight(name):
         if checkpoint.config.ternary and is_linear(name):

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from lorawgpu.backward.loss import CHUNK_ALIGN, Head, head_forward, section_name
 from lorawgpu.backward.transformer import transformer_backward
 from lorawgpu.data.batching import MicroBatch
 from lorawgpu.engine.exchange import Exchange, Solo, StepSums, share
@@ -18,6 +17,7 @@ from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
+from lorawgpu.model.head import CHUNK_ALIGN, Head, head_forward, section_name
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.model.transformer import infer_forward, transformer_forward
 from lorawgpu.ops.cross_entropy import loss_value

@@ -9,10 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
-from lorawgpu.backward.loss import Head, chunk_losses, head_backward, head_forward
+from lorawgpu.backward.head import head_backward
+from lorawgpu.backward.loss import chunk_losses
 from lorawgpu.data.batching import MicroBatch
 from lorawgpu.gpu import Device, Tensor
 from lorawgpu.model.context import Context
+from lorawgpu.model.head import Head, head_forward
 from lorawgpu.ops.cross_entropy import loss_sum
 
 Totals = dict[str, Tensor]  # u32 [2] each, fixed point (ops.cross_entropy.loss_sum)

@@ -1,1 +1,1 @@
-"""`lorawgpu evaluate`: held-out loss."""
+"""`lorawgpu evaluate`: loss and perplexity on a file."""

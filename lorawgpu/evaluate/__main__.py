@@ -23,18 +23,18 @@ from lorawgpu.train.setup import load_data, text_setup_of_model
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
-ROWS = 2048  # tokens evaluated at a time, more where a sample is longer
+ROWS = 2048  # tokens evaluated at a time, or the length of a longer sample
 
 
 def parse(argv: list[str]) -> Namespace:
     parser = parser_of("evaluate")
     add_model_options(parser)
     parser.add_argument(
-        "--data", metavar="FILE", required=True, help="what to evaluate on, in any format of `datasets`"
+        "--data", metavar="FILE", required=True, help="the data to evaluate on, in any format of `datasets`"
     )
-    usage = "longer samples are truncated to this (default: what the model was made for)"
+    usage = "truncate longer samples to N tokens (default: the model's context)"
     parser.add_argument("--sequence-len", metavar="N", type=int, help=usage)
-    usage = f"instead of the model's own: one of {', '.join(BUILT_IN)}, a Jinja file or the template itself"
+    usage = f"one of {', '.join(BUILT_IN)}, a Jinja file or the template itself (default: the model's)"
     parser.add_argument("--chat-template", metavar="T", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
@@ -44,7 +44,7 @@ def parse(argv: list[str]) -> Namespace:
 
 
 def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
-    """What a training run would read the data with; its defaults are those of the schema."""
+    """The config with which a training run would read the data; the defaults come from the schema."""
     template = "chat_template" if args.chat_template in BUILT_IN else "chat_template_jinja"
     return TrainConfig(
         base_model=args.model,

@@ -1,4 +1,4 @@
-"""`python -m lorawgpu.export --adapter A --to FORMAT --out PATH [--model M]`: take an adapter to other runtimes."""
+"""`python -m lorawgpu.export --adapter A --to FORMAT --out PATH [--model M]`: export an adapter."""
 
 import sys
 from argparse import Namespace
@@ -21,21 +21,21 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--adapter", metavar="DIR", required=True, help="a PEFT adapter directory")
     parser.add_argument("--to", metavar="|".join(FORMATS), choices=FORMATS, required=True, help="the format to write")
     parser.add_argument(
-        "--out", metavar="PATH", required=True, help="a folder to make; for gguf also a name of a .gguf"
+        "--out", metavar="PATH", required=True, help="a new folder, or for gguf the name of a new .gguf file"
     )
-    usage = "its base: adds a check of the logits, the chat template and a sample transcript"
-    parser.add_argument("--model", metavar="M", help=f"{usage} (gguf and merged: default what the adapter names)")
+    usage = "the base model: adds a check of the logits, the chat template and a sample transcript"
+    parser.add_argument("--model", metavar="M", help=f"{usage} (gguf and merged: defaults to the adapter's base model)")
     known = ", ".join(name for family in FAMILIES.values() for name in family.gguf.archs)
-    usage = "for gguf, where runtimes disagree: general.architecture of the base"
+    usage = "for gguf, where runtimes disagree: general.architecture of the base model"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
-    usage = "for merged: write a ternary base's linears as bf16 with the adapter in them, for evaluation only"
+    usage = "for merged: write a ternary model's linear layers as bf16 with the adapter merged in, for evaluation only"
     parser.add_argument("--dequantize", action="store_true", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
     if args.arch is not None and args.to != "gguf":
-        raise UserError(f"--arch {args.arch}: only --to gguf has an architecture")
+        raise UserError(f"--arch {args.arch}: only --to gguf takes an architecture")
     if args.dequantize and args.to != "merged":
-        raise UserError("--dequantize: only --to merged writes weights of the base")
+        raise UserError("--dequantize: only --to merged writes base weights")
     return args
 
 
@@ -51,50 +51,50 @@ def run(argv: list[str]) -> None:
             gguf.write(folder, source, args.arch)
         else:
             form.write(folder, source)
-        said = check_merged(folder, source, args) if form is merged else check_adapter(folder, source, form, args)
+        notes = check_merged(folder, source, args) if form is merged else check_adapter(folder, source, form, args)
         written = sorted(path.name for path in folder.iterdir())
     targets = file_names(out, written, main_file) if main_file else {name: out / name for name in written}
-    what = merged.what(source) if form is merged else args.to
-    print(f"wrote {what}: {', '.join(map(str, targets.values()))}")
-    for line in said:
+    kind = merged.description(source) if form is merged else args.to
+    print(f"wrote {kind}: {', '.join(map(str, targets.values()))}")
+    for line in notes:
         print(f"  {line}")
     remarks = form.remarks(source)
     if remarks:
-        print(f"what {form.RUNTIME} is known to get wrong here:" if form is not merged else "know:")
+        print(f"known problems of {form.RUNTIME} with this adapter:" if form is not merged else "notes:")
     for remark in remarks:
         print(f"  - {remark}")
 
 
 def check_adapter(folder: Path, source: ExportSource, form, args: Namespace) -> list[str]:
-    """Read an adapter back and compare its effect with ours: by matrices, and with a model by logits."""
+    """Read an exported adapter back and compare it with ours: its matrices, and with a model also the logits."""
     effect = form.read(folder, source)
     worst = check_effect(source.effect, effect, args.out)
-    said = [f"read back: {len(effect)} linears change as the adapter changes them, to {worst:.1e}"]
+    notes = [f"read back: {len(effect)} linear layers change as with our adapter, within {worst:.1e}"]
     if source.checkpoint is None:
-        return [*said, "without --model: logits not compared, no chat template, no sample transcript"]
-    return said + with_device(folder, source, args, lambda probe: probe.adapter(effect))
+        return [*notes, "without --model: logits not compared, no chat template, no sample transcript"]
+    return notes + with_device(folder, source, args, lambda probe: probe.adapter(effect))
 
 
 def check_merged(folder: Path, source: ExportSource, args: Namespace) -> list[str]:
-    """Read merged weights back and compare them with base and adapter; logits only where it is the same model."""
-    said = [f"read back: {merged.check(folder, source)}"]
+    """Read merged weights back and compare them with base and adapter; logits only if it is the same model."""
+    notes = [f"read back: {merged.check(folder, source)}"]
     if source.config.ternary:
-        text = "logits not compared: without int8 activations this is another model"
-        return [*said, *with_device(folder, source, args, lambda probe: text)]
+        text = "logits not compared: without int8 activations this is a different model"
+        return [*notes, *with_device(folder, source, args, lambda probe: text)]
     checkpoint = merged.reopen(folder, source)
-    return said + with_device(folder, source, args, lambda probe: probe.merged(checkpoint))
+    return notes + with_device(folder, source, args, lambda probe: probe.merged(checkpoint))
 
 
 def with_device(folder: Path, source: ExportSource, args: Namespace, judge) -> list[str]:
-    """What `judge` says of the model on the device, and the sample that is written there."""
+    """The result of `judge(probe)` on the device, and a note if the sample transcript was not written."""
     from lorawgpu.export.probe import Probe  # exports without a model need no wgpu
     from lorawgpu.export.sample import write_sample
     from lorawgpu.gpu import device_errors, open_device
 
     with device_errors():
         probe = Probe(source, open_device(args.device))
-        said = [judge(probe), write_sample(folder, source, probe)]
-    return [line for line in said if line]
+        notes = [judge(probe), write_sample(folder, source, probe)]
+    return [note for note in notes if note]
 
 
 main = main_of(run)

@@ -1,4 +1,4 @@
-"""What an adapter does to each linear, whatever file it comes from: W becomes W + scale * B @ A."""
+"""The effect of an adapter on each linear layer, whatever its file format: W becomes W + scale * B @ A."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import tensor_names
 
-TOLERANCE = 1e-6  # of float32: alpha and a matrix that takes in a factor are rounded once each, 6e-8 relative
+TOLERANCE = 1e-6  # float32: alpha, and a matrix that absorbs a factor, are rounded once each, 6e-8 relative
 LINEAR = re.compile(rf"model\.layers\.(?P<layer>\d+)\.(?P<path>(self_attn|mlp)\.({'|'.join(LINEAR_MODULES)}))")
 
 
@@ -23,18 +23,18 @@ class WeightChange:
     scale: float
 
     def delta(self) -> np.ndarray:
-        """The change itself, float32 [out, in]."""
+        """The change as a matrix, float32 [out, in]."""
         return (np.float32(self.scale) * self.b) @ self.a
 
 
 def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, WeightChange]:
-    """The change of every adapted linear, by module path. UserError for a module that is no linear of a layer."""
+    """The change of each adapted linear layer, by module path. Raises UserError for any other module."""
     effect = {}
     for module in dict.fromkeys(name.removeprefix("base_model.model.").split(".lora_")[0] for name in tensors):
         if not LINEAR.fullmatch(module):
             raise UserError(
-                f"the adapter changes {module}, which is no linear of a layer: such adapters are not exported "
-                "(other runtimes refuse them too where the head is the embedding)"
+                f"the adapter changes {module}, which is not a linear layer of a decoder layer: such adapters are not "
+                "exported (other runtimes refuse them too if lm_head is tied to the embedding)"
             )
         a, b = tensor_names(module)
         effect[module] = WeightChange(tensors[a], tensors[b], lora.scale(module))
@@ -42,9 +42,9 @@ def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, Wei
 
 
 def as_tensors(lora: LoraConfig, effect: dict[str, WeightChange]) -> dict[str, np.ndarray]:
-    """PEFT tensors that have this effect under the ranks and scales of `lora`.
+    """PEFT tensors that have this effect with the ranks and scales of `lora`.
 
-    What lies beyond a rank is left out: some formats fill up, and `check_effect` sees whether that is all 0.
+    Rows and columns beyond a rank are dropped: some formats pad, and `check_effect` checks that the padding is 0.
     """
     tensors = {}
     for module, change in effect.items():
@@ -55,16 +55,16 @@ def as_tensors(lora: LoraConfig, effect: dict[str, WeightChange]) -> dict[str, n
 
 
 def one_scale(scales: dict[str, float]) -> tuple[float, dict[str, float]]:
-    """For a file that holds one number for all modules: the most frequent one, and what is left for each module."""
+    """For a format with a single scale: the most frequent one, and the remaining factor of each module."""
     values = list(scales.values())
     common = max(values, key=values.count)
     return common, {module: scale / common for module, scale in scales.items()}
 
 
 def difference(ours: WeightChange, theirs: WeightChange) -> float:
-    """||theirs - ours|| / ||ours|| of the changes, Frobenius; the numerator alone where ours is 0.
+    """||theirs - ours|| / ||ours|| of the changes (Frobenius norm); only the numerator if ours is 0.
 
-    [out, in] is never built: ||P Q|| = ||R_P R_Q^T|| with P = [s B, -s' B'], Q^T = [A; A'] and the R of their QR.
+    Never builds [out, in]: ||P Q|| = ||R_P R_Q^T|| with P = [s B, -s' B'], Q^T = [A; A'] and R from QR.
     """
     if ours.a.shape[1] != theirs.a.shape[1] or len(ours.b) != len(theirs.b):
         return float("inf")
@@ -83,9 +83,9 @@ def _norm(b: np.ndarray, a: np.ndarray) -> float:
 
 
 def check_effect(ours: dict[str, WeightChange], theirs: dict[str, WeightChange], where: str) -> float:
-    """The largest `difference`. CheckFailed, naming the module, when it is more than rounding or one has no partner."""
+    """The largest `difference`. Raises CheckFailed if it exceeds rounding or the sets of modules differ."""
     if odd := sorted(ours.keys() ^ theirs.keys()):
-        raise CheckFailed(f"{where}, read back: {odd[0]} is in one of the adapter and the export only")
+        raise CheckFailed(f"{where}, read back: {odd[0]} is in only one of adapter and export")
     errors = {module: difference(change, theirs[module]) for module, change in ours.items()}
     worst = max(errors, key=errors.get)
     if not errors[worst] <= TOLERANCE:

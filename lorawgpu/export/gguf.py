@@ -1,8 +1,8 @@
 """llama.cpp: a GGUF adapter.
 
-Its runtime computes W x + alpha/r * B (A x), r from the shape of each lora_b and one alpha for all; so alpha takes in
-rsLoRA's scale, and what patterns change in single modules goes into their lora_b. Arch `llama` stores the rows of q and
-k in the order of interleaved RoPE, and lora_b must follow; the bitnet archs keep Hugging Face's order.
+The runtime computes W x + alpha/r * B (A x), with r from the shape of each lora_b and a single alpha. So alpha absorbs
+rsLoRA's scale, and scales of single modules (alpha and rank patterns) go into their lora_b. Arch `llama` stores the
+rows of q and k in the order of interleaved RoPE, and lora_b must follow; the bitnet archs keep Hugging Face's order.
 Format: https://github.com/ggml-org/llama.cpp (convert_lora_to_gguf.py, src/llama-adapter.cpp)
 """
 
@@ -22,10 +22,10 @@ FILE = "adapter.gguf"
 
 
 def arch_of(source: ExportSource, arch: str | None) -> str:
-    """The `general.architecture` to write. UserError for one that is not of this base model."""
+    """The `general.architecture` to write. Raises UserError for one that does not fit the base model."""
     known = FAMILIES[source.config.family].gguf.archs
     if arch is not None and arch not in known:
-        raise UserError(f"--arch {arch}: for a base of the family {source.config.family} wanted {' or '.join(known)}")
+        raise UserError(f"--arch {arch}: wanted {' or '.join(known)} for a {source.config.family} base model")
     return arch or known[0]
 
 
@@ -52,8 +52,8 @@ def write(folder: Path, source: ExportSource, arch: str | None = None) -> None:
     (file,) = writer.fout
     end = file.tell()
     writer.close()
-    if (folder / FILE).stat().st_size < end:  # numpy does not look at what closing its copy of the file says
-        raise OSError(f"{end} bytes were to be written")
+    if (folder / FILE).stat().st_size < end:  # numpy ignores errors of closing its copy of the file
+        raise OSError(f"wrote fewer than {end} bytes")
 
 
 def permute(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -84,24 +84,26 @@ def remarks(source: ExportSource) -> list[str]:
     found = []
     if source.config.layers[0].mlp.act == "relu2":
         found += [
-            "relu²: the graph of arch bitnet computes SiLU instead in most builds (newer ones read bitnet.hidden_act "
-            "from the base model's GGUF and fall back to SiLU without it); perplexity rises about sixfold, with or "
-            "without an adapter. bitnet.cpp computes relu² for arch bitnet-b1.58",
-            "the adapter must name the base's architecture, and runtimes disagree on it: bitnet in llama.cpp, "
-            'bitnet-b1.58 in bitnet.cpp and its forks; at "model arch and LoRA arch mismatch" give the other to --arch',
-            "older bitnet graphs multiply by the weight scale after adding the adapter: where the base keeps its "
-            "scales as tensors of their own, the adapter then runs at a wrong scale",
+            "relu²: in most builds, arch bitnet computes SiLU instead (newer ones read bitnet.hidden_act from the base "
+            "model's GGUF and fall back to SiLU without it); perplexity rises about sixfold, with or without an "
+            "adapter. bitnet.cpp computes relu² for arch bitnet-b1.58",
+            "the adapter must name the base model's architecture, and runtimes disagree on it: bitnet in llama.cpp, "
+            'bitnet-b1.58 in bitnet.cpp and its forks; on "model arch and LoRA arch mismatch" try the other as --arch',
+            "older bitnet graphs multiply by the weight scale after adding the adapter: if the base model stores its "
+            "scales as separate tensors, the adapter runs at the wrong scale",
         ]
     if source.config.ternary:
         found.append(
-            "activations are rounded in other blocks than the int8 per token that the model was trained with, or not "
-            "at all: expect differences of a few percent in the logits"
+            "activations are quantized in blocks, not per token as in training, or not at all: expect the logits to "
+            "differ by a few percent"
         )
     else:
         found.append(
-            "a quantised base: llama.cpp rounds the activations of its products to 8 bits in blocks, which moves the "
-            "logits by about 3% with Q4_1, as much as a weak adapter does; the adapter itself runs in float32"
+            "with a quantized base model, llama.cpp also rounds activations to 8 bits in blocks. That moves the logits "
+            "by about 3% with Q4_1, as much as a weak adapter does; the adapter itself runs in float32"
         )
     if len(set(source.scales.values())) > 1 or source.lora.use_rslora:
-        found.append("alpha and lora_b take in rsLoRA and patterns: adapter.lora.alpha is not the config's lora_alpha")
+        found.append(
+            "alpha and lora_b absorb the scales of rsLoRA and patterns, so adapter.lora.alpha differs from lora_alpha"
+        )
     return found

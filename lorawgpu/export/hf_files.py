@@ -1,4 +1,4 @@
-"""What transformers needs beside the weights, for a model that came as GGUF: config and tokenizer files."""
+"""Config and tokenizer files that transformers needs next to the weights, for a model that came as GGUF."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,8 @@ PROBE = "Hello, world! 1234 naïve café\n\n  def f(x): return x**2  # 日本語
 def write_hf_files(folder: Path, checkpoint: GgufCheckpoint) -> None:
     """config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
-    UserError for a RoPE scaling that config.json cannot express. CheckFailed when the tokenizer reads back as another.
+    Raises UserError for a RoPE scaling that config.json cannot express, and CheckFailed if the tokenizer differs when
+    read back.
     """
     config = checkpoint.config
     dtype = checkpoint.dense("model.layers.0.mlp.down_proj.weight").dtype
@@ -33,7 +34,7 @@ def _write(path: Path, data: dict) -> None:
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
-    """The files of a fast tokenizer, read back and compared on a text of every kind."""
+    """Write the files of a fast tokenizer, read them back and compare on a probe text."""
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -48,6 +49,6 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
     again = Tokenizer.from_hf_folder(folder)
     for special in (False, True):
         if again.encode(PROBE, add_special=special) != tokenizer.encode(PROBE, add_special=special):
-            raise CheckFailed(f"{folder}: the tokenizer, read back, cuts text otherwise than the GGUF's")
+            raise CheckFailed(f"{folder}, read back: the tokenizer encodes text differently than the GGUF's")
     if (again.special_tokens, again.chat_template) != (tokenizer.special_tokens, tokenizer.chat_template):
-        raise CheckFailed(f"{folder}: the tokenizer, read back, has other special tokens or another template")
+        raise CheckFailed(f"{folder}, read back: the tokenizer has different special tokens or another chat template")

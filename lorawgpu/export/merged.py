@@ -1,7 +1,7 @@
-"""Merged weights: a Hugging Face folder in which W + s B A stands for W, every tensor in the dtype of the base.
+"""Merged weights: a Hugging Face folder with W + s B A in place of W, every tensor in the dtype of the base.
 
-Dense models only. A ternary W + s B A is no longer ternary, and rounding it back to {-w, 0, w} rounds the adapter away;
-`dequantise` writes it in bf16 all the same, to evaluate the effect of that.
+Dense models only. For a ternary W, W + s B A is not ternary, and rounding it to {-w, 0, w} rounds the adapter away;
+`--dequantize` writes it as bf16 anyway, for evaluation.
 """
 
 import json
@@ -25,26 +25,26 @@ from lorawgpu.weights.hf_folder import HfFolder
 from lorawgpu.weights.tensors import Dense, is_linear
 
 RUNTIME = "merged weights"
-# Half a unit in the last place, relative; below the smallest normal number absolute.
+# Half a unit in the last place: relative, and absolute below the smallest normal number.
 HALF_STEP = {"bf16": (2.0**-8, 2.0**-134), "f16": (2.0**-11, 2.0**-25), "f32": (2.0**-24, 2.0**-150)}
-BESIDE = {".json", ".jinja", ".txt", ".model", ".md", ".py", ""}  # what a model folder holds that is no weights
+COPIED = {".json", ".jinja", ".txt", ".model", ".md", ".py", ""}  # of the files in a model folder that are not weights
 
 
-def check_mergeable(source: ExportSource, dequantise: bool) -> None:
-    """UserError, with the reason, where merging makes no sense."""
-    if source.config.ternary and not dequantise:
+def check_mergeable(source: ExportSource, dequantize: bool) -> None:
+    """Raises UserError, with the reason, if merging makes no sense."""
+    if source.config.ternary and not dequantize:
         raise UserError(
-            f"{source.checkpoint.name} is ternary, so an adapter cannot be merged into it: weights of -w, 0 and w have "
-            "no room for a small change, and rounding to them destroys the adapter. Serve base and adapter unmerged "
-            "(--to peft or gguf); --dequantize writes merged bf16 weights for evaluation only"
+            f"{source.checkpoint.name} is ternary, so an adapter cannot be merged into it: rounding to -w, 0 and w "
+            "destroys so small a change. Serve base model and adapter unmerged (--to peft or gguf); --dequantize "
+            "writes merged bf16 weights for evaluation only"
         )
-    if dequantise and not source.config.ternary:
-        raise UserError("--dequantize is for ternary bases; this one is dense: leave it out")
+    if dequantize and not source.config.ternary:
+        raise UserError("--dequantize is for ternary models; this one is dense: remove it")
 
 
-def what(source: ExportSource) -> str:
-    """The export in a few words: a ternary base's is no model to serve."""
-    return "merged, ternary linears dequantised to bf16, FOR EVALUATION ONLY" if source.config.ternary else "merged"
+def description(source: ExportSource) -> str:
+    """The export in a few words, with a warning for a ternary base."""
+    return "merged, ternary layers dequantized to bf16, FOR EVALUATION ONLY" if source.config.ternary else "merged"
 
 
 def write(folder: Path, source: ExportSource) -> None:
@@ -53,7 +53,7 @@ def write(folder: Path, source: ExportSource) -> None:
         write_hf_files(folder, source.checkpoint)
         return
     for path in source.checkpoint.path.iterdir():
-        if path.is_file() and path.suffix in BESIDE and not path.name.endswith(".index.json"):
+        if path.is_file() and path.suffix in COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
     if source.config.ternary:
         config = read_json_object(folder / "config.json")
@@ -63,14 +63,14 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def merged_tensors(source: ExportSource) -> Iterator[tuple[str, Dense]]:
-    """All tensors of the merged model, one at a time. CheckFailed for a value that its dtype cannot hold."""
+    """All tensors of the merged model, one at a time. Raises CheckFailed for a value that overflows its dtype."""
     for name in source.checkpoint.keys():
         base = _base(source, name)
         change = source.effect.get(name.removesuffix(".weight"))
         if change is not None:
             base = narrow(base.float32() + change.delta(), base.dtype)
             if not np.isfinite(base.float32()).all():
-                raise CheckFailed(f"{name}: with the adapter merged it holds a value that {base.dtype} cannot")
+                raise CheckFailed(f"{name}: with the adapter merged, a value overflows {base.dtype}")
         yield name, base
 
 
@@ -91,11 +91,11 @@ def narrow(values: np.ndarray, dtype: str) -> Dense:
 
 
 def check(folder: Path, source: ExportSource) -> str:
-    """Compare what is on disk with base + change; says how much of the adapter the rounding takes. CheckFailed."""
+    """Compare the files with base + change; returns a note on the rounding. Raises CheckFailed if they differ."""
     stored, kept, lost = read_weights(folder), 0.0, 0.0
     names = source.checkpoint.keys()
     if odd := sorted(stored.keys() ^ set(names)):
-        raise CheckFailed(f"{folder}, read back: {odd[0]} is in one of the base and the export only")
+        raise CheckFailed(f"{folder}, read back: {odd[0]} is in only one of base model and export")
     for name in names:
         base, got = _base(source, name), stored[name]
         change = source.effect.get(name.removesuffix(".weight"))
@@ -103,33 +103,32 @@ def check(folder: Path, source: ExportSource) -> str:
             raise CheckFailed(f"{folder}, read back: {name} is {got.dtype} {list(got.data.shape)}")
         if change is None:
             if not np.array_equal(got.data.view(np.uint8), np.ascontiguousarray(base.data).view(np.uint8)):
-                raise CheckFailed(f"{folder}, read back: {name} is not the base's")
+                raise CheckFailed(f"{folder}, read back: {name} is not the base model's")
             continue
         delta = change.delta()
         error = np.abs(got.float32() - (base.float32() + delta))
         relative, absolute = HALF_STEP[got.dtype]
         if not (error <= relative * np.abs(got.float32()) + absolute + 1e-6 * np.abs(delta)).all():
-            raise CheckFailed(f"{folder}, read back: {name} is not the base and the adapter's change, rounded")
+            raise CheckFailed(f"{folder}, read back: {name} is not base plus change, rounded")
         kept += float(np.square(delta, dtype=np.float64).sum())
         lost += float(np.square(error, dtype=np.float64).sum())
     rounding = (lost / (kept or 1.0)) ** 0.5
     dtypes = " and ".join(sorted({stored[name].dtype for name in names}))
-    return (
-        f"every weight, in {dtypes}, is the base's and the adapter's change; rounding moves them by {rounding:.1e} of "
-        "that change"
-    )
+    return f"every weight, in {dtypes}, is base plus change; rounding moves them by {rounding:.1e} of the change"
 
 
 def reopen(folder: Path, source: ExportSource) -> HfFolder:
-    """The export as a checkpoint of its own. CheckFailed when it is another model than the base."""
+    """Open the export as a checkpoint. Raises CheckFailed if its config describes another model than the base."""
     checkpoint = HfFolder(folder, str(folder))
     if not _same_model(checkpoint.config, source.config):
-        raise CheckFailed(f"{folder}, read back: its config.json describes another model than {source.checkpoint.name}")
+        raise CheckFailed(
+            f"{folder}, read back: its config.json does not describe the same model as {source.checkpoint.name}"
+        )
     return checkpoint
 
 
 def _same_model(a: ModelConfig, b: ModelConfig) -> bool:
-    """Whether two configs are equal, their RoPE by the frequencies that it gives: a GGUF spells them in another way."""
+    """Whether two configs are equal. RoPE is compared by frequencies, which a GGUF describes in another way."""
 
     def without_rope(config: ModelConfig) -> ModelConfig:
         layers = (replace(layer, attention=replace(layer.attention, rope=Rope(1.0))) for layer in config.layers)
@@ -145,13 +144,13 @@ def _same_model(a: ModelConfig, b: ModelConfig) -> bool:
 def remarks(source: ExportSource) -> list[str]:
     if source.config.ternary:
         return [
-            "these bf16 weights are not the model that was trained: good to evaluate the adapter's effect elsewhere, "
-            "not to serve. Activations are no longer rounded to int8, memory is eight times the ternary one, and "
-            "quantising it again destroys the adapter. Serve base and adapter unmerged (--to peft or gguf)"
+            "these bf16 weights are not the model that was trained: use them to evaluate the adapter elsewhere, not to "
+            "serve it. Activations are no longer rounded to int8, the weights take eight times the memory, and "
+            "quantizing them again destroys the adapter. Serve base model and adapter unmerged (--to peft or gguf)"
         ]
     if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantized:
         return [
-            "the base was quantised: the folder holds its dequantised weights in float32. Quantising it anew shifts "
-            "them; serve the same GGUF with the adapter unmerged (--to gguf) where the base must stay what it was"
+            "the base model was quantized: the folder holds its dequantized weights in float32. Quantizing them again "
+            "changes them; to keep the base model as it is, serve the same GGUF with the adapter unmerged (--to gguf)"
         ]
     return []

@@ -1,8 +1,8 @@
-"""mlx-lm: `adapters.safetensors` with both matrices transposed, and an `adapter_config.json` of its own keys.
+"""mlx-lm: `adapters.safetensors` with both matrices transposed, and an `adapter_config.json` with its own keys.
 
 mlx-lm computes y + scale * (x @ lora_a) @ lora_b, lora_a [in, r], lora_b [r, out], with one scale and one rank for all
-modules. What rsLoRA and patterns change of the scale in single modules goes into their lora_b; smaller ranks are filled
-up with zeros, for it refuses a tensor of another shape.
+modules. Scales of single modules (rsLoRA, patterns) go into their lora_b; smaller ranks are padded with zeros, because
+it refuses tensors of another shape.
 Format: https://github.com/ml-explore/mlx-lm (mlx_lm/tuner/utils.py, load_adapters)
 """
 
@@ -28,8 +28,8 @@ def write(folder: Path, source: ExportSource) -> None:
     rank = max(len(change.a) for change in source.effect.values())
     tensors = {}
     for module, change in source.effect.items():
-        tensors[f"{module}.lora_a"] = _filled(change.a, rank).T.copy()
-        tensors[f"{module}.lora_b"] = _filled(change.b.T * rest[module], rank)
+        tensors[f"{module}.lora_a"] = _padded(change.a, rank).T.copy()
+        tensors[f"{module}.lora_b"] = _padded(change.b.T * rest[module], rank)
     (folder / MLX_WEIGHTS_FILE).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "mlx"}))
     config = {
         "fine_tune_type": "lora",
@@ -45,11 +45,11 @@ def write(folder: Path, source: ExportSource) -> None:
     (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _filled(matrix: np.ndarray, rank: int) -> np.ndarray:
-    """float32 [rank, n] that begins with `matrix` [r, n], the rest 0."""
-    filled = np.zeros((rank, matrix.shape[1]), np.float32)
-    filled[: len(matrix)] = matrix
-    return filled
+def _padded(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """`matrix` [r, n] padded with zero rows: float32 [rank, n]."""
+    padded = np.zeros((rank, matrix.shape[1]), np.float32)
+    padded[: len(matrix)] = matrix
+    return padded
 
 
 def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
@@ -63,14 +63,14 @@ def remarks(source: ExportSource) -> list[str]:
     found = []
     ternary = source.ternary
     if ternary is None or ternary:
-        unknown = "if the base is one (without --model that is not known here), " if ternary is None else ""
+        unknown = "if this is one (unknown without --model), " if ternary is None else ""
         found.append(
-            f"BitNet models: {unknown}mlx-lm makes adapters for nn.Linear only and stops at its BitLinear "
-            '("Can\'t convert layer of type BitLinear to LoRA"), which also does not round activations to int8 as the '
-            "model was trained"
+            f"BitNet models: {unknown}mlx-lm supports adapters on nn.Linear only and fails on its BitLinear "
+            '("Can\'t convert layer of type BitLinear to LoRA"), which also does not round activations to int8 as in '
+            "training"
         )
     if len(set(source.scales.values())) > 1:
-        found.append("modules with scales of their own: mlx-lm knows one scale, the rest is inside their lora_b")
+        found.append("modules with different scales: mlx-lm has one scale, the remaining factors are in their lora_b")
     if len({len(change.a) for change in source.effect.values()}) > 1:
-        found.append("ranks by module: mlx-lm knows one, the smaller ones are filled up with zeros")
+        found.append("modules with different ranks: mlx-lm has one rank, smaller ones are padded with zeros")
     return found

@@ -1,4 +1,4 @@
-"""PEFT: our own format, written anew with the long-standing keys."""
+"""PEFT: our own format, written again with only the long-established keys."""
 
 from pathlib import Path
 
@@ -19,14 +19,14 @@ def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
 
 def remarks(source: ExportSource) -> list[str]:
     found = []
-    if source.peculiar:
+    if source.uncommon_settings:
         found.append(
-            f"{', '.join(source.peculiar)}: PEFT applies them; servers that read PEFT folders with a loader of their "
-            "own may ignore them and run at a wrong scale or refuse: compare an answer with the sample transcript"
+            f"{', '.join(source.uncommon_settings)}: PEFT applies them; servers with their own loader for PEFT folders "
+            "may ignore them and run at the wrong scale, or refuse: compare an answer with the sample transcript"
         )
     if source.config and source.config.ternary == "divide":
         found.append(
-            "linear_class bitlinear: its layers are no torch.nn.Linear in transformers, to which PEFT can attach no "
-            "adapter without a module mapping of your own"
+            "linear_class bitlinear: its layers are not torch.nn.Linear in transformers, so PEFT needs a custom module "
+            "mapping to attach an adapter"
         )
     return found

@@ -1,4 +1,4 @@
-"""Does an export change what the model says as our adapter does? Logits of a fixed input, on the device."""
+"""Checks on the device that an export changes the logits of a fixed input as our adapter does."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.weights.device_model import load_model
 
 TOKENS = 32
-# Dense: float32 of another rounding of B. BitNet: one int8 rounding that flips moves logits by about 5e-3.
+# Dense: B may be rounded differently in float32. BitNet: a single int8 rounding that flips moves logits by about 5e-3.
 DENSE_TOLERANCE, TERNARY_TOLERANCE = 1e-4, 5e-2
 
 
 class Probe:
-    """The base with our adapter on a device, and its logits of the fixed input with and without it."""
+    """The base model with our adapter on a device, and the logits of the fixed input with and without the adapter."""
 
     def __init__(self, source: ExportSource, device, kernels=None):
         self.source, self.device, self.kernels = source, device, kernels or KernelCache(device)
@@ -39,7 +39,7 @@ class Probe:
         return engine.logits(flatten([Sample(ids, ids)], TOKENS), np.arange(TOKENS))
 
     def adapter(self, effect: dict[str, WeightChange]) -> str:
-        """Run with what was read back, and say how far it is from ours. CheckFailed when that is too much."""
+        """Run with the adapter that was read back; returns the error of the logits. Raises CheckFailed if too large."""
         self.engine.load("params", as_tensors(self.source.lora, effect))
         theirs = self._logits(self.engine)
         self.engine.load("params", self.source.tensors)
@@ -47,16 +47,18 @@ class Probe:
         return self._judge(theirs, TERNARY_TOLERANCE if ternary else min(DENSE_TOLERANCE, self.effect))
 
     def merged(self, checkpoint) -> str:
-        """As `adapter`, of a merged model: at least half of what the adapter does must outlive the rounding."""
+        """The same for a merged model: at least half of the adapter's effect must survive rounding."""
         theirs = self._logits(self._engine(load_model(self.device, checkpoint)))
-        return self._judge(theirs, self.effect / 2, "; rounding takes the adapter away: serve it unmerged")
+        return self._judge(
+            theirs, self.effect / 2, "; rounding to the base's dtype removes the adapter: serve it unmerged"
+        )
 
     def _judge(self, theirs: np.ndarray, tolerance: float, advice: str = "") -> str:
         error = relative(theirs, self.ours)
-        said = f"logits of {TOKENS} tokens: {error:.1e} from ours, of which the adapter makes {self.effect:.1e}"
+        note = f"logits of {TOKENS} tokens: {error:.1e} from ours; the adapter's effect is {self.effect:.1e}"
         if not error <= tolerance:
-            raise CheckFailed(f"the export, read back, does not say what our adapter says: {said}{advice}")
-        return said
+            raise CheckFailed(f"read back, the export gives other logits than our adapter: {note}{advice}")
+        return note
 
 
 def relative(got: np.ndarray, want: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""The chat template and a sample transcript beside an export: what a server must reproduce, token by token."""
+"""The chat template and a sample transcript next to an export: a server must reproduce it token by token."""
 
 import json
 import re
@@ -14,16 +14,16 @@ from lorawgpu.generate.sampling import Sampling
 
 TRANSCRIPT_FILE = "sample_transcript.json"
 QUESTION = "Hello! Please introduce yourself in one sentence."
-TOKENS = 48  # of the answer, at most
+TOKENS = 48  # maximum length of the answer
 ABOUT = (
-    "The likeliest token each time (temperature 0). A server that answers otherwise renders another prompt, tokenises "
-    "it otherwise, or computes another model: compare prompt_ids first. A blank at the end of a generation prompt is "
-    "left out: in training it was the beginning of the answer's first word."
+    "Greedy decoding (temperature 0). If a server answers differently, it renders or tokenizes the prompt differently, "
+    "or runs a different model: compare prompt_ids first. A space at the end of the generation prompt is left out, "
+    "because in training it was part of the answer's first token."
 )
 
 
 def write_sample(folder: Path, source: ExportSource, probe: Probe) -> str:
-    """Write both files; returns what was not written and why, or nothing."""
+    """Write both files. Returns a note on what was not written and why, or ""."""
     try:
         tokenizer = source.checkpoint.tokenizer()
         prompts = Prompts(tokenizer, template_for(tokenizer, source.folder))
@@ -52,4 +52,4 @@ def write_sample(folder: Path, source: ExportSource, probe: Probe) -> str:
     lines = json.dumps(transcript, indent=1, ensure_ascii=False)
     lines = re.sub(r"\[\n[\d,\s]+\]", lambda ids: " ".join(ids[0].split()), lines)  # ids on one line
     (folder / TRANSCRIPT_FILE).write_text(lines + "\n", encoding="utf-8")
-    return "" if template else "no chat template: the model has none, so the sample transcript completes a text"
+    return "" if template else "no chat template: the model has none, so the sample transcript continues plain text"

@@ -1,4 +1,4 @@
-"""What is exported: an adapter, and its base model where one is needed or wanted."""
+"""The source of an export: an adapter, and its base model if one is needed or given."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SOUNDS_TERNARY = re.compile(r"bitnet|1\.58|ternary|1bit", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ExportSource:
-    """An adapter as read; `checkpoint` is None where no base model was given and none is needed."""
+    """An adapter as read; `checkpoint` is None if no base model was given and none is needed."""
 
     folder: Path
     lora: LoraConfig
@@ -36,10 +36,10 @@ class ExportSource:
 
     @property
     def ternary(self) -> bool | None:
-        """Whether the base is; without a checkpoint by what the adapter names, None where that says nothing."""
+        """Whether the base model is ternary; without a checkpoint judged by its name. None if unknown."""
         if self.config:
             return self.config.ternary is not None
-        if is_hub_name(self.base_name) and not Path(self.base_name).exists():  # nothing is fetched for a remark
+        if is_hub_name(self.base_name) and not Path(self.base_name).exists():  # nothing is downloaded for a remark
             return SOUNDS_TERNARY.search(self.base_name) is not None
         try:
             return open_checkpoint(self.base_name).config.ternary is not None
@@ -52,20 +52,20 @@ class ExportSource:
 
     @cached_property
     def scales(self) -> dict[str, float]:
-        """alpha / r or what rsLoRA and the patterns make of it, by module."""
+        """The scale of each module: alpha / r, as modified by rsLoRA and patterns."""
         return {module: change.scale for module, change in self.effect.items()}
 
     @property
-    def peculiar(self) -> list[str]:
-        """The settings of the adapter that not every loader knows."""
+    def uncommon_settings(self) -> list[str]:
+        """The settings of this adapter that not every loader supports."""
         settings = ("use_rslora", "rank_pattern", "alpha_pattern")
         return [name for name in settings if getattr(self.lora, name)]
 
 
 def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSource:
-    """Read the adapter, and open the base: `model`, or if it is needed the one that the adapter names.
+    """Read the adapter, and open the base model: `model`, or if one is needed, the one that the adapter names.
 
-    UserError for what cannot be read, does not fit together, or is missing.
+    Raises UserError if something cannot be read, does not fit together, or is missing.
     """
     folder = Path(adapter)
     lora, tensors = read_adapter(folder)
@@ -74,7 +74,7 @@ def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSou
     if model is None and needs_model:
         model = named
         if not named:
-            raise UserError(f"{folder}: names no base model, and this export needs one; give it with --model")
+            raise UserError(f"{folder}: names no base model, and this export needs one; pass it with --model")
     if model is None:
         return ExportSource(folder, lora, tensors, named, None)
     try:

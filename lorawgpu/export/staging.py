@@ -1,4 +1,4 @@
-"""An export is whole or absent: written into a hidden folder, checked there, forced to disk, renamed."""
+"""An export is complete or absent: written into a hidden folder, checked there, synced to disk, and renamed."""
 
 import errno
 import os
@@ -13,55 +13,55 @@ from lorawgpu.files.atomic import sync_folder
 
 @contextmanager
 def staged(out: Path, main: str | None = None) -> Iterator[Path]:
-    """A new folder that becomes `out` when the block ends without an error, and else leaves nothing.
+    """Yields a new folder that becomes `out` if the block succeeds, and is removed otherwise.
 
-    With `main`, the name of one of its files, `out` becomes that file and the others stand beside it under its stem:
-    X.gguf, X.chat_template.jinja. UserError, before anything is written, when that would overwrite something.
-    An OSError that names no file gets the name of `out`.
+    With `main`, the name of one of its files, `out` becomes that file and the others go next to it under its stem:
+    X.gguf, X.chat_template.jinja. Raises UserError, before anything is written, if that would overwrite something.
+    An OSError without a file name gets the name of `out`.
     """
     out = out.expanduser().absolute()
     if out.exists() and (main or not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: exists already; remove it or give --out another name")
+        raise UserError(f"{out}: already exists; remove it, or give --out another name")
     home = next(parent for parent in out.parents if parent.exists())  # a failure leaves no empty parents behind
-    beside = home / f".{out.name}.partial"
-    shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
-    beside.mkdir()
+    partial = home / f".{out.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
+    partial.mkdir()
     try:
-        yield beside
-        for path in beside.iterdir():
+        yield partial
+        for path in partial.iterdir():
             _sync(path)
-        sync_folder(beside)
+        sync_folder(partial)
         out.parent.mkdir(parents=True, exist_ok=True)
         if main:
-            _publish_files(beside, out, main)
+            _publish_files(partial, out, main)
         else:
             if out.exists():
                 out.rmdir()
-            beside.rename(out)
+            partial.rename(out)
         sync_folder(out.parent)
     except OSError as error:
         if error.filename is not None:
             raise
-        why = error.strerror or f"No space left on the disk? A write failed: {error}"  # numpy names no reason
+        why = error.strerror or f"No space left on the disk? A write failed: {error}"  # numpy gives no reason
         raise OSError(error.errno or errno.EIO, why, str(out)) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def file_names(out: Path, files: list[str], main: str) -> dict[str, Path]:
-    """Where each file goes when `out` is to be the file `main`."""
+    """The path of each file if `out` is the file `main`."""
     return {name: out if name == main else out.with_name(f"{out.stem}.{name}") for name in files}
 
 
-def _publish_files(beside: Path, out: Path, main: str) -> None:
-    targets = file_names(out, sorted(path.name for path in beside.iterdir()), main)
+def _publish_files(partial: Path, out: Path, main: str) -> None:
+    targets = file_names(out, sorted(path.name for path in partial.iterdir()), main)
     for target in targets.values():
         if target.exists():
-            raise UserError(f"{target}: exists already; remove it or give --out another name")
+            raise UserError(f"{target}: already exists; remove it, or give --out another name")
     done = []
     try:
         for name, target in targets.items():
-            os.rename(beside / name, target)
+            os.rename(partial / name, target)
             done.append(target)
     except BaseException:
         for target in done:

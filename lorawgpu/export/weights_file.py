@@ -11,11 +11,11 @@ from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.weights.hf_folder import INDEX, SINGLE
 from lorawgpu.weights.tensors import Dense
 
-SHARD = 4 << 30  # bytes that the host holds at a time; loaders read any size
+SHARD = 4 << 30  # bytes in host memory at a time; loaders accept any size
 
 
 def write_weights(folder: Path, tensors: Iterator[tuple[str, Dense]], shard: int = SHARD) -> None:
-    """Write tensors as they come; no more than one shard of them is held."""
+    """Write tensors as they come, with at most one shard in memory."""
     shards, held, size = [], {}, 0
     for name, tensor in tensors:
         if held and size + tensor.data.nbytes > shard:
@@ -54,7 +54,7 @@ def _write(path: Path, tensors: dict[str, Dense]) -> list[str]:
 
 
 def read_weights(folder: Path) -> dict[str, Dense]:
-    """All tensors of a folder, mapped: nothing is in memory until it is looked at."""
+    """All tensors of a folder, memory-mapped."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         file = SafetensorsFile(path)

@@ -62,6 +62,10 @@ class Norms:
     q: str | None = None
     k: str | None = None
 
+    def __post_init__(self):
+        if bool(self.q) != bool(self.k):
+            raise ValueError("a layer has norms of both q and k, or of neither")
+
     def paths(self) -> dict[str, str]:
         """Role -> path, for the norms that the layer has."""
         return {f.name: path for f in fields(self) if (path := getattr(self, f.name))}

@@ -1,4 +1,4 @@
-"""`python -m lorawgpu.generate --model M [--adapter A] (--prompt TEXT | --prompts FILE | --chat)`: write text."""
+"""`python -m lorawgpu.generate --model M [--adapter A] (--prompt TEXT | --prompts FILE | --chat)`: generate text."""
 
 import json
 import sys
@@ -14,31 +14,33 @@ from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import device_errors
 from lorawgpu.lora.base_name import note_other_base
 
-CHAT_CONTEXT = 4096  # tokens of a conversation, where the model allows as many
-ROOM = 1 / 8  # of that context is kept for an answer, so that a long --max-new-tokens does not refuse every turn
-USAGE = {  # of the sampling options, whose defaults are `Sampling`'s
-    "temperature": "0 takes the likeliest token each time",
-    "top_k": "choose among the K likeliest tokens; 0: all",
-    "top_p": "choose among the likeliest tokens that together have this probability",
-    "min_p": "choose among tokens at least so likely as the likeliest times this",
-    "repetition_penalty": "divides the scores of tokens that are already there; 1: off",
-    "seed": "of the random numbers: the same seed gives the same text",
+CHAT_CONTEXT = 4096  # maximum tokens of a conversation, if the model allows that many
+ROOM = 1 / 8  # of that context is reserved for an answer; reserving a long --max-new-tokens could refuse every turn
+USAGE = {  # of the sampling options; their defaults come from `Sampling`
+    "temperature": "sampling temperature; 0: always choose the most likely token",
+    "top_k": "choose among the N most likely tokens; 0: all",
+    "top_p": "choose among the most likely tokens that together have this probability",
+    "min_p": "choose among tokens at least this fraction as likely as the most likely one",
+    "repetition_penalty": "lower the scores of tokens that have already occurred by this factor; 1: off",
+    "seed": "random seed: the same seed gives the same text",
 }
-CHAT_HELP = "An empty line or Ctrl-D ends the conversation, /reset begins a new one."
-SIDES = {False: "without the adapter", True: "with the adapter"}  # of --compare, in the order they are shown
+CHAT_HELP = "An empty line or Ctrl-D ends the conversation; /reset starts a new one."
+SIDES = {False: "without the adapter", True: "with the adapter"}  # of --compare, in the order shown
 
 
 def parse(argv: list[str]) -> Namespace:
     parser = parser_of("generate")
     add_model_options(parser)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--prompt", metavar="TEXT", help="a user's turn where the model has a chat template")
     what.add_argument(
-        "--prompts", metavar="FILE", help="one prompt a line; answers are JSON lines: line, prompt, text, cut"
+        "--prompt", metavar="TEXT", help="a user's turn if the model has a chat template, else text to continue"
     )
-    what.add_argument("--chat", action="store_true", help="talk in a terminal, or ask the lines of a pipe")
-    parser.add_argument("--system", metavar="TEXT", help="the system's turn before the user's")
-    usage = f"end an answer after so many tokens (default {MAX_NEW_TOKENS})"
+    what.add_argument(
+        "--prompts", metavar="FILE", help="one prompt per line; prints JSON lines with the keys line, prompt, text, cut"
+    )
+    what.add_argument("--chat", action="store_true", help="chat in a terminal, or answer the lines of a pipe")
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the user's turn")
+    usage = f"maximum length of an answer in tokens (default {MAX_NEW_TOKENS})"
     parser.add_argument("--max-new-tokens", metavar="N", type=int, default=MAX_NEW_TOKENS, help=usage)
     for field in fields(Sampling):
         option, usage = f"--{field.name.replace('_', '-')}", f"{USAGE[field.name]} (default {field.default})"
@@ -46,45 +48,47 @@ def parse(argv: list[str]) -> Namespace:
         parser.add_argument(option, metavar=metavar, type=field.type, default=field.default, help=usage)
     usage = f"a Jinja file or one of {', '.join(BUILT_IN)} (default: the adapter's, else the model's)"
     parser.add_argument("--chat-template", metavar="T", help=usage)
-    parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
-    parser.add_argument("--compare", action="store_true", help="the answer without the adapter too")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as plain text, without the chat template"
+    )
+    parser.add_argument("--compare", action="store_true", help="also show the answer without the adapter")
     add_device_option(parser)
     args = parser.parse_args(argv)
     if args.max_new_tokens < 1:
         raise UserError(f"--max-new-tokens {args.max_new_tokens}: wanted at least 1")
     if args.compare and args.adapter is None:
-        raise UserError("--compare shows an answer with and without the adapter: give one with --adapter")
+        raise UserError("--compare shows an answer with and without the adapter: pass one with --adapter")
     if args.chat:
         require_stdin()
     if args.raw and (args.chat or args.system is not None or args.chat_template):
-        raise UserError("--raw has no turns: it goes with none of --chat, --system and --chat-template")
+        raise UserError("--raw has no turns: it cannot be combined with --chat, --system or --chat-template")
     return args
 
 
 def require_stdin() -> None:
-    if sys.stdin is None:  # as Python calls one that was closed before it began
-        raise UserError("--chat reads its turns from stdin, which is closed here: ask with --prompt or --prompts")
+    if sys.stdin is None:  # stdin was closed before Python started
+        raise UserError("--chat reads its turns from stdin, which is closed: use --prompt or --prompts")
 
 
 def read_prompts(path: str) -> dict[int, str]:
-    """The lines of a file that are not blank, by their number. UserError when there is none, or it is no UTF-8."""
+    """The non-blank lines of a file, by line number. Raises UserError if there are none or it is not UTF-8."""
     try:
         text = Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 (byte {error.start + 1})") from None
+        raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}: save the file as UTF-8") from None
     lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
     if not lines:
-        raise UserError(f"{path}: holds no prompt; wanted one a line")
+        raise UserError(f"{path}: holds no prompt; wanted one per line")
     return lines
 
 
 def show(llm: LoadedModel, prompt, options: dict, side: str = "") -> str:
-    """Print an answer as it is made, and a note on stderr when it was cut. `side`: of SIDES. Returns the answer."""
+    """Print an answer as it is generated, and a note on stderr if it was cut. `side`: of SIDES. Returns the answer."""
     ended, pieces = Ended(), []
     for piece in llm.stream(prompt, ended=ended, **options):
         pieces.append(piece)
         print(piece, end="", flush=True)
-    print(flush=True)  # before the note, also where both go into one file
+    print(flush=True)  # before the note, even if both go to one file
     if ended.reason != "stop":
         why = "--max-new-tokens" if ended.reason == "length" else "the model's context"
         print(f"(cut{side and ' ' + side}: {why} reached)", file=sys.stderr)
@@ -92,7 +96,7 @@ def show(llm: LoadedModel, prompt, options: dict, side: str = "") -> str:
 
 
 def show_sides(llm: LoadedModel, prompt, options: dict, compare: bool) -> str:
-    """Print the answer; with `compare` that of the bare model before it. Returns the adapter's."""
+    """Print the answer; with `compare`, the base model's answer first. Returns the adapter's answer."""
     if not compare:
         return show(llm, prompt, options)
     for use, side in SIDES.items():
@@ -102,36 +106,36 @@ def show_sides(llm: LoadedModel, prompt, options: dict, compare: bool) -> str:
 
 
 def turns(system: str | None, prompt: str) -> str | list[dict]:
-    """The prompt alone, or after a system's turn."""
+    """The prompt, after a system message if there is one."""
     if system is None:
         return prompt
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
 
 
 def answer_all(llm: LoadedModel, args: Namespace, prompts: dict[int, str], options: dict) -> None:
-    """A JSON line for each prompt. `cut`: --max-new-tokens or the context ended the answer; `base`: no adapter."""
-    asked = [turns(args.system, p) for p in prompts.values()]
+    """Print a JSON line per prompt. `cut`: --max-new-tokens or the context ended the answer; `base`: no adapter."""
+    conversations = [turns(args.system, p) for p in prompts.values()]
     columns = {"line": prompts.keys(), "prompt": prompts.values()}
     for text, cut, use in (("text", "cut", True), ("base", "base_cut", False))[: 1 + args.compare]:
         ended: list[Ended] = []
-        columns[text] = llm.generate(asked, use_adapter=use, ended=ended, **options)
+        columns[text] = llm.generate(conversations, use_adapter=use, ended=ended, **options)
         columns[cut] = [e.reason != "stop" for e in ended]
     for values in zip(*columns.values(), strict=True):
         print(json.dumps(dict(zip(columns, values, strict=True)), ensure_ascii=False))
 
 
 def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
-    """Turns from stdin: a terminal's up to an empty line, all that a file or a pipe holds; notes go to stderr."""
+    """Answer turns from stdin: up to an empty line in a terminal, to the end of a file or pipe. Notes go to stderr."""
     context = min(CHAT_CONTEXT, llm.config.max_position_embeddings)
     start = [] if args.system is None else [{"role": "system", "content": args.system}]
     messages = list(start)
     if sys.stdin.isatty():
         print(CHAT_HELP, file=sys.stderr)
-    if hasattr(sys.stdin, "reconfigure"):  # a byte that is no UTF-8 arrives as a surrogate, as it does in the C locale
+    if hasattr(sys.stdin, "reconfigure"):  # bytes that are not UTF-8 become surrogates, as in the C locale
         sys.stdin.reconfigure(errors="surrogateescape")
     while line := read_turn():
         if any("\ud800" <= character <= "\udfff" for character in line):
-            print("(this turn is not UTF-8 and was not asked: type it again)", file=sys.stderr)
+            print("(this turn is not UTF-8 and was ignored: type it again)", file=sys.stderr)
             continue
         if line == "/reset":
             messages = list(start)
@@ -145,24 +149,24 @@ def chat(llm: LoadedModel, args: Namespace, options: dict) -> None:
         messages.append({"role": "assistant", "content": text})
 
 
-def too_long(llm: LoadedModel, messages: list[dict], alone: list[dict], context: int, max_new_tokens: int) -> str:
-    """Why a turn is not asked, "" when it is. `alone`: what the turn would be after /reset."""
+def too_long(llm: LoadedModel, messages: list[dict], after_reset: list[dict], context: int, max_new_tokens: int) -> str:
+    """Why a turn is refused, "" if it is not. `after_reset`: the conversation if /reset came first."""
     room = min(max_new_tokens, max(1, int(context * ROOM)))
     if len(llm.encode(messages)) <= context - room:
         return ""
-    if len(asked := llm.encode(alone)) > context - room:
+    if len(ids := llm.encode(after_reset)) > context - room:
         return (
-            f"this turn alone has {len(asked)} tokens and leaves less than {room} of the context of {context} for an "
-            "answer: shorten it"
+            f"this turn has {len(ids)} tokens and leaves fewer than {room} of the context of {context} for an answer: "
+            "shorten it"
         )
     return (
-        f"the conversation with this turn leaves less than {room} tokens of the context of {context} for an answer: "
-        "/reset begins a new one"
+        f"with this turn, the conversation leaves fewer than {room} tokens of the context of {context} for an answer: "
+        "/reset starts a new one"
     )
 
 
 def read_turn() -> str:
-    """What the user says next, "" at the end. An empty line is the end in a terminal alone."""
+    """The next turn of the user, "" at the end. Only in a terminal does an empty line end the conversation."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip()

@@ -1,4 +1,4 @@
-"""Asking a model: ids of prompts in, text out. The Python API, the samples of a run and exports ask through this."""
+"""Token ids of prompts in, text out. Used by the Python API, the samples of a run, and exports."""
 
 from collections.abc import Generator as GeneratorType
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lorawgpu.weights.device_model import Model
 
 @dataclass(frozen=True)
 class Answer:
-    """`reason`: why it ended, "stop" (an end token, which is not in `ids`), "length" or "context"."""
+    """`reason`: why it ended: "stop" (an end token, which is not in `ids`), "length" or "context"."""
 
     ids: list[int]
     text: str
@@ -25,10 +25,10 @@ class Answer:
 
 
 class Answerer:
-    """A model with the adapter that it is asked with, or bare, and its tokenizer and chat template.
+    """A model, with an adapter or without, and its tokenizer and chat template.
 
-    The decoder is made when it is first needed, and again when a prompt needs more room; `context_step`: its context
-    is rounded up to a multiple of this, so that the next prompt fits too.
+    The decoder is created on first use, and replaced if a prompt needs more room. `context_step`: its context is
+    rounded up to a multiple of this, so that the next prompt fits too.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Answerer:
         self._decoder: Decoder | None = None
 
     def decoder(self, sequences: int, context: int) -> Decoder:
-        """A decoder of at least so many sequences and tokens, as far as the model's context goes."""
+        """A decoder for at least this many sequences and tokens, within the model's context."""
         limit, have = self.model.config.max_position_embeddings, self._decoder
         if have is None or len(have.held) < sequences or have.context < min(limit, context):
             sequences = max(sequences, len(have.held) if have else 1)
             context = min(limit, padded(context, self.context_step))
-            have = self._decoder = None  # its memory is free before the next one takes its own
+            have = self._decoder = None  # free its memory before the next one is allocated
             self._decoder = Decoder(
                 self.device, self.model, self.adapter, context=context, sequences=sequences, kernels=self.kernels
             )
@@ -68,10 +68,10 @@ class Answerer:
         reuse: bool = False,
         strip: bool = False,
     ) -> GeneratorType[str, None, str]:
-        """The answer in pieces of whole characters, as they are made. Returns why it ended.
+        """Yields the answer in pieces of whole characters, as it is generated. Returns why it ended.
 
-        context: tokens that the cache is to hold (default: what this answer needs); reuse: as `Decoder.start`; strip:
-        without a blank at the start. UserError for a prompt beyond the model's context.
+        context: size of the KV cache in tokens (default: what this answer needs); reuse: as for `Decoder.start`;
+        strip: drop a space at the start. Raises UserError for a prompt beyond the model's context.
         """
         run = self._generator(1, context or len(prompt) + max_new_tokens)
         text = TextStream(self.prompts.tokenizer, strip)
@@ -83,16 +83,16 @@ class Answerer:
         return run.reasons[0]
 
     def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling, max_new_tokens: int) -> list[Answer]:
-        """All answers, several at once. Prompt i draws from stream i of the seed: no answer depends on another.
+        """All answers, computed in batches. Prompt i draws from stream i of the seed, so no answer depends on another.
 
-        UserError for a prompt beyond the model's context, CheckFailed for a value that is not finite.
+        Raises UserError for a prompt beyond the model's context, and CheckFailed for a value that is not finite.
         """
         answers = []
         for first in range(0, len(prompts), MAX_ROWS):
-            some = prompts[first : first + MAX_ROWS]
-            run = self._generator(len(some), max(map(len, some)) + max_new_tokens)
-            ids: list[list[int]] = [[] for _ in some]
-            for b, token in run.stream(some, sampling, max_new_tokens, range(first, first + len(some))):
+            batch = prompts[first : first + MAX_ROWS]
+            run = self._generator(len(batch), max(map(len, batch)) + max_new_tokens)
+            ids: list[list[int]] = [[] for _ in batch]
+            for b, token in run.stream(batch, sampling, max_new_tokens, range(first, first + len(batch))):
                 ids[b].append(token)
             texts = [self.prompts.tokenizer.decode(i, skip_special=True) for i in ids]
             answers += map(Answer, ids, texts, run.reasons)

@@ -1,7 +1,7 @@
-"""A model with a KV cache on one device: prompts go in as flat rows, then one token of every sequence at a time.
+"""Decoding with a KV cache: prompts go in as flat rows, then each step processes one token of every sequence.
 
-start, extend   all but each sequence's last token through the whole-sequence walk, then one step for the last ones
-run(n)          n times: choose a token of each sequence on the GPU, and step with it; the host reads them later
+start, extend   process tokens: all but the last of each sequence in a prefill pass, the last ones in a decode step
+encode, submit  choose tokens on the GPU and process them in decode steps; the host reads the tokens later
 """
 
 from collections.abc import Sequence
@@ -17,27 +17,26 @@ from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.decode import Scratch, decode_forward, decode_head, decodes
+from lorawgpu.model.head import logits_forward
 from lorawgpu.model.kv_cache import KVCache
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.model.transformer import infer_forward
 from lorawgpu.ops.decode_state import FIELDS, MAX_SEQUENCES, STRIDE, field, rows_buffer
-from lorawgpu.ops.linear import linear_forward
-from lorawgpu.ops.rmsnorm import rmsnorm_forward
 from lorawgpu.ops.sample import RING, SampleBuffers, pack_settings, record_sample, sections_of, seen_bits
 from lorawgpu.ops.step import step_buffer
 from lorawgpu.ops.step_state import StepState, pack_state, state_buffer
 from lorawgpu.weights.device_model import Model
 
-PREFILL_MS = 500.0  # of one submit: some systems kill what runs for two seconds
+PREFILL_MS = 500.0  # of one submit: some systems kill GPU work after two seconds
 CLEAN = pack_state(StepState(False, 0, 0, None, 0))
 
 
 class Decoder:
-    """Decodes up to `sequences` sequences of up to `context` tokens, base and adapter unmerged.
+    """Decodes up to `sequences` sequences of up to `context` tokens, with base and adapter unmerged.
 
-    `adapter`: the buffers of an engine, or None for the bare model; they are read at every step, so that changes of
-    an optimizer are seen. `matvec=False` takes the whole-sequence walk for single tokens too: slower, the check.
-    `held[b]`: the tokens of sequence b that the cache holds.
+    `adapter`: the buffers of an engine, or None for the base model; they are read in every step, so updates of an
+    optimizer take effect. `matvec=False` uses the prefill pass for single tokens too: slower, for tests.
+    `held[b]`: the tokens of sequence b in the cache.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Decoder:
         matvec: bool = True,
     ):
         if sequences > MAX_SEQUENCES:
-            raise ValueError(f"{sequences} sequences at once; at most {MAX_SEQUENCES}")
+            raise ValueError(f"{sequences} sequences at once; wanted at most {MAX_SEQUENCES}")
         self.device, self.model, self.adapter = device, model, adapter
         self.context, self.matvec, self.kernels = context, matvec, kernels or KernelCache(device)
         self.cache = KVCache.create(device, model.config, sequences, context)
@@ -75,7 +74,7 @@ class Decoder:
         return Context(plan, self.work, self.model, rows, batch, *shared)
 
     def _hidden(self, c: Context):
-        """The last hidden state of the rows of `c`."""
+        """The last hidden state of each row of `c`."""
         return infer_forward(c, self.cache.layers)
 
     def _prefill_plan(self, rows: int) -> Plan:
@@ -90,7 +89,7 @@ class Decoder:
         return self._prefills[rows]
 
     def step_plan(self, rows: int) -> Plan:
-        """For the first `rows` sequences: section `forward` from ids to logits, ops.sample.sections_of to new ids."""
+        """The plan of the first `rows` sequences: `forward` from ids to logits, ops.sample.sections_of to new ids."""
         if rows not in self._steps:
             self.work.rewind()
             plan = Plan(self.device, self.kernels)
@@ -103,34 +102,29 @@ class Decoder:
                     x = decode_forward(c, self.rows, self.cache.layers, scratch)
                     decode_head(c, logits, x, scratch)
                 else:
-                    self._whole_head(c, logits, self._hidden(c))
+                    x, rstd = self._hidden(c), c.work.take((rows,), label="rstd")
+                    logits_forward(c, logits, c.take(c.hidden, "norm"), rstd, x, rows)
             record_sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
             self._steps[rows] = plan
         return self._steps[rows]
 
     def _rank(self, group: str) -> int:
-        """The largest rank of a group in any layer, 0 without adapters."""
+        """The largest adapter rank of a group in any layer, or 0."""
         groups = self.adapter.layout.groups if self.adapter else {}
         return max((g.rank for (_, name), g in groups.items() if name == group), default=0)
-
-    def _whole_head(self, c: Context, logits, x):
-        n, rstd = c.take(c.hidden, "norm"), c.work.take((c.rows,), label="rstd")
-        shape = {"rows": c.rows, "width": c.config.hidden_size}
-        rmsnorm_forward(c.plan, n, rstd, x, self.model.norm, eps=c.config.rms_norm_eps, **shape)
-        linear_forward(c.plan, logits, n, self.model.head, rows=c.rows)
 
     # Running
 
     def prepare(self) -> None:
-        """Record what one sequence needs, so that nothing is left to be allocated when it is asked."""
+        """Record the plans of a single sequence, so that nothing is allocated later."""
         self._prefill_plan(self.prefill_rows)
         self.step_plan(1)
 
     def start(self, prompts: Sequence[Sequence[int]], streams: Sequence[int] | None = None, reuse: bool = False):
-        """Begin the first len(prompts) sequences anew; then as `extend`. `streams`: their streams of random numbers.
+        """Restart the first len(prompts) sequences, then `extend` them. `streams`: their random number streams.
 
-        `reuse` keeps what the cache already holds of a prompt's beginning. Its sums may have been made in another
-        order, so without it a text depends on nothing that came before.
+        `reuse` keeps the part of the cache that matches the beginning of a prompt. Its sums may have been added in
+        another order; without it, an answer does not depend on earlier ones.
         """
         self.device.write(self.state, CLEAN)
         self.streams = list(streams or range(len(prompts)))
@@ -138,17 +132,17 @@ class Decoder:
         for b, prompt in enumerate(prompts):
             same = next((i for i, (x, y) in enumerate(zip(self.held[b], prompt, strict=False)) if x != y), None)
             keep = min(len(self.held[b]), len(prompt)) if same is None else same
-            self.held[b] = self.held[b][: min(keep, len(prompt) - 1)]  # the last token is fed: it gives the logits
+            self.held[b] = self.held[b][: min(keep, len(prompt) - 1)]  # not the last token: its step gives the logits
         self.extend([prompt[len(held) :] for prompt, held in zip(prompts, self.held, strict=False)])
 
     def extend(self, ids: Sequence[Sequence[int]]) -> None:
-        """Append tokens to the first len(ids) sequences, at least one to each; `logits` are then those of the last.
+        """Append tokens to the first len(ids) sequences, at least one to each, and compute `logits` of the last ones.
 
-        UserError when a sequence would outgrow the context. ValueError for an empty list.
+        Raises UserError if a sequence would exceed the context, and ValueError for an empty list.
         """
         for held, tokens in zip(self.held, ids, strict=False):
             if len(tokens) == 0:
-                raise ValueError("a sequence is to be extended by at least one token")
+                raise ValueError("each sequence must be extended by at least one token")
             if len(held) + len(tokens) > self.context:
                 raise UserError(
                     f"{len(held) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
@@ -165,7 +159,7 @@ class Decoder:
         self.step_plan(len(ids)).run("forward")
 
     def _write(self, tokens: list, rows: int) -> None:
-        """Put (sequence, id, position) in place. Spare rows repeat the last: they write what it writes."""
+        """Write (sequence, id, position) of each row. Spare rows repeat the last one, so they write the same values."""
         sequence, ids, position = np.array([*tokens, *[tokens[-1]] * (rows - len(tokens))], np.int32).T
         first = sequence * self.cache.span
         values = {"ids": ids, "position": position, "slot": first + position, "kv_start": first}
@@ -173,7 +167,7 @@ class Decoder:
             self.device.write(getattr(self.prefill_data, name).view(0, (rows,)), array)
 
     def _write_rows(self, count: int) -> None:
-        """The state of the first `count` sequences: the last token of each is fed next."""
+        """Write the state of the first `count` sequences: the last token of each is the next input."""
         position = np.array([len(held) - 1 for held in self.held[:count]])
         first = np.arange(count) * self.cache.span
         values = {"ids": [held[-1] for held in self.held[:count]], "position": position, "slot": first + position}
@@ -184,7 +178,7 @@ class Decoder:
         self.device.write(self.rows, state)
 
     def read_logits(self, count: int) -> np.ndarray:
-        """Logits of the first `count` sequences, float32 [count, V]. Waits for the GPU."""
+        """The logits of the first `count` sequences, float32 [count, V]. Waits for the GPU."""
         return self.device.read(self.logits.rows(0, count))[:, : self.model.config.vocab_size]
 
     # Sampling
@@ -197,27 +191,27 @@ class Decoder:
             self.device.write_at(self.buffers.seen, b * bits.size, bits)
 
     def records(self, count: int, sampling: Sampling) -> list:
-        """The dispatches that choose a token for each of `count` sequences and feed it."""
+        """The dispatches that choose a token for each of `count` sequences and process it."""
         sections = self.step_plan(count).sections
         return [record for name in (*sections_of(sampling), "forward") for record in sections[name]]
 
     def encode(self, count: int, tokens: int, sampling: Sampling):
-        """Commands that choose and feed `tokens` tokens, at most RING, for each of `count` sequences."""
+        """Commands that choose and process `tokens` tokens, at most RING, for each of `count` sequences."""
         if not 0 < tokens <= RING:
-            raise ValueError(f"{tokens} tokens at once; from 1 to {RING}")
+            raise ValueError(f"{tokens} tokens at once; wanted 1 to {RING}")
         return self.step_plan(count).encode(self.records(count, sampling) * tokens)
 
     def submit(self, commands) -> None:
-        """Start what `encode` returned. It does not wait."""
+        """Submit the commands that `encode` returned, without waiting."""
         self.device.submit(commands)
 
     def chosen(self, count: int, first: int, tokens: int) -> np.ndarray:
-        """Tokens from number `first` on, u32 [count, tokens]; waits. 0xffffffff where a value was not finite."""
+        """The chosen tokens from number `first` on, u32 [count, tokens]; 0xffffffff for a non-finite value. Waits."""
         return self.device.read(self.buffers.history)[:count, np.arange(first, first + tokens) % RING]
 
     def recover(self) -> str:
-        """After a value that was not finite: where the first one was. The cache is cleared, for attention multiplies
-        slots that a row does not see by 0."""
+        """After a value that was not finite: returns where the first one was, and clears the cache, because attention
+        multiplies even invisible slots by 0."""
         bad, record = map(int, self.device.read(self.state)[:2])
         plan = Plan(self.device, self.kernels)
         with plan.section("clear"):

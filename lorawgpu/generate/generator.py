@@ -1,4 +1,4 @@
-"""Prompts of token ids in, answers of token ids out, as they come: the host only reads what the GPU has chosen."""
+"""Generates token ids from prompts of token ids; the GPU chooses the tokens, and the host only reads them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,12 +8,12 @@ from lorawgpu.generate.decoder import Decoder
 from lorawgpu.generate.sampling import Sampling
 
 NO_TOKEN = 0xFFFFFFFF
-MOST = 16  # tokens that are recorded and read at once
-LATENCY = 0.03  # seconds of GPU work that such a chunk may hold: what a reader notices
+MAX_CHUNK = 16  # tokens that are encoded and read at once
+LATENCY = 0.03  # seconds of GPU work in a chunk, at most: longer pauses would be noticed
 
 
 class Generator:
-    """Runs a `Decoder` until every sequence has ended. `reasons[b]`: "stop", "length" or "context" once it has."""
+    """Runs a `Decoder` until every sequence has ended. `reasons[b]`: "stop", "length" or "context", once ended."""
 
     def __init__(self, decoder: Decoder, stop_ids: Sequence[int]):
         self.decoder, self.stop_ids = decoder, frozenset(stop_ids)
@@ -28,38 +28,38 @@ class Generator:
         streams: Sequence[int] | None = None,
         reuse: bool = False,
     ) -> Iterator[tuple[int, int]]:
-        """(sequence, token) one by one; end tokens are not among them.
+        """Yields (sequence, token) one by one, without end tokens.
 
-        Recording runs a chunk ahead of the GPU, reading a chunk behind; a chunk is as long as LATENCY allows, which
-        changes when tokens come, never which. UserError for a prompt beyond the context, CheckFailed when the model
-        computes a value that is not finite.
+        Encoding runs a chunk ahead of the GPU, reading a chunk behind. A chunk is as long as LATENCY allows; that
+        affects when tokens arrive, never which. Raises UserError for a prompt beyond the context, and CheckFailed if
+        the model computes a value that is not finite.
         """
         decoder, count = self.decoder, len(prompts)
         decoder.start(prompts, streams, reuse)
         decoder.sample(sampling, count)
         rooms = [decoder.context - len(held) + 1 for held in decoder.held[:count]]
         limits = [min(max_new_tokens, room) for room in rooms]
-        given = [0] * count
+        emitted = [0] * count
         self.reasons = [None if limit else "length" for limit in limits]
         if None not in self.reasons:
             return
         first, size, read = 0, 1, time.perf_counter()
         decoder.submit(decoder.encode(count, size, sampling))
         while True:
-            after = min(size if self._slow else min(2 * size, MOST), max(limits) - first - size)
+            after = min(size if self._slow else min(2 * size, MAX_CHUNK), max(limits) - first - size)
             ahead = decoder.encode(count, after, sampling) if after else None
             chosen = decoder.chosen(count, first, size)
             read, self._slow = time.perf_counter(), time.perf_counter() - read > LATENCY
-            accepted = self._accept(chosen, given, limits, max_new_tokens)
-            if going := None in self.reasons:  # then `ahead` is there: the longest limit is not reached
+            accepted = self._accept(chosen, emitted, limits, max_new_tokens)
+            if going := None in self.reasons:  # then the longest limit is not reached, so `ahead` exists
                 decoder.submit(ahead)
             yield from accepted
             if not going:
                 return
             first, size = first + size, after
 
-    def _accept(self, chosen, given: list, limits: list, max_new_tokens: int) -> list:
-        """The tokens of a chunk that count, in the order they were made; marks sequences that end."""
+    def _accept(self, chosen, emitted: list, limits: list, max_new_tokens: int) -> list:
+        """The tokens of a chunk that belong to answers, in order; marks sequences that end."""
         accepted = []
         for column in chosen.T.tolist():
             for b, token in enumerate(column):
@@ -74,9 +74,9 @@ class Generator:
                     self.reasons[b] = "stop"
                     continue
                 accepted.append((b, token))
-                given[b] += 1
+                emitted[b] += 1
                 if len(self.decoder.held[b]) < self.decoder.context:
                     self.decoder.held[b].append(token)
-                if given[b] == limits[b]:
+                if emitted[b] == limits[b]:
                     self.reasons[b] = "length" if limits[b] == max_new_tokens else "context"
         return accepted

@@ -1,4 +1,4 @@
-"""Between text and ids: prompts as the model is asked them, and answers that appear character by character."""
+"""Between text and ids: prompts to ids, and ids of an answer to text, piece by piece."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, RUN_CONFIG_FILE
 from lorawgpu.tokenizer.hf import Tokenizer
 
-MARK = "\ue000"  # a private character: no template changes it
-CUT = "\ufffd"  # what bytes decode to that end inside a character
+MARK = "\ue000"  # a private-use character that no template changes
+INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
 
 
 def template_for(tokenizer: Tokenizer, adapter: Path | None = None, given: str | None = None) -> ChatTemplate | None:
-    """The template to ask with: `given` (a built-in's name, a file or the text), else what the adapter was trained
-    with (its folder's chat_template.jinja, or the config of its run), else the model's own."""
+    """The chat template for prompts: `given` (a built-in name, a file or the template itself), else the one that the
+    adapter was trained with (chat_template.jinja in its folder, or the config of its run), else the model's own."""
     name, jinja = (given, None) if given in BUILT_IN else (None, given)
     if given is None and adapter is not None:
         name, jinja = _of_run(adapter)
@@ -24,7 +24,7 @@ def template_for(tokenizer: Tokenizer, adapter: Path | None = None, given: str |
 
 
 def _of_run(adapter: Path) -> tuple[str | None, str | None]:
-    """Name or text of the template of the run that made an adapter, or whose checkpoint it is."""
+    """Name or source of the template of the run that an adapter, or checkpoint, comes from."""
     if (adapter / CHAT_TEMPLATE_FILE).is_file():
         return None, str(adapter / CHAT_TEMPLATE_FILE)
     for folder in (adapter, adapter.parent):
@@ -35,33 +35,33 @@ def _of_run(adapter: Path) -> tuple[str | None, str | None]:
 
 
 class Prompts:
-    """Turns prompts into ids. `template` None: only raw text can be asked."""
+    """Turns prompts into ids. Without a `template`, only raw text is possible."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None):
         self.tokenizer, self.template = tokenizer, template
 
     def raw(self, text: str) -> list[int]:
-        """Ids of a text as a document begins. UserError when there are none."""
+        """Ids of text at the beginning of a document. Raises UserError if there are none."""
         ids = self.tokenizer.encode(text, add_special=True)
         eos = self.tokenizer.eos_id
         if eos is not None and self.tokenizer.encode("", add_special=True)[-1:] == [eos]:
-            ids = ids[:-1]  # a tokenizer that closes texts: this one is to go on
+            ids = ids[:-1]  # this tokenizer appends EOS, but the text continues
         if not ids:
-            raise UserError("the prompt is empty, and this model has no token that begins a text")
+            raise UserError("the prompt is empty, and this model has no BOS token to start with")
         return ids
 
     def chat(self, messages: list[dict]) -> list[int]:
-        """Ids of a conversation up to where the assistant speaks. UserError without a template, or when it refuses.
+        """Ids of a conversation up to the assistant's turn. Raises UserError without a template, or if it refuses.
 
-        A blank at the end of the generation prompt ("Assistant: ") is left out: in training the tokenizer has made it
-        the beginning of the answer's first word.
+        A space at the end of the generation prompt ("Assistant: ") is left out: in training, the tokenizer made it
+        part of the answer's first token.
         """
         if self.template is None:
-            raise UserError("this model has no chat template: ask with --raw, or name one with --chat-template")
+            raise UserError("this model has no chat template: use --raw, or choose one with --chat-template")
         return self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True).rstrip(" "))
 
-    def ask(self, prompt: str | list[dict], raw: bool = False) -> list[int]:
-        """Ids of a conversation, or of a text: a user's turn where there is a template, unless it is to be raw."""
+    def encode(self, prompt: str | list[dict], raw: bool = False) -> list[int]:
+        """Ids of a conversation or of text. Text is a user's turn if there is a template and not `raw`."""
         if isinstance(prompt, list):
             return self.chat(prompt)
         if raw or self.template is None:
@@ -69,7 +69,7 @@ class Prompts:
         return self.chat([{"role": "user", "content": prompt}])
 
     def turn_end(self) -> int | None:
-        """The special token that closes an assistant's turn, None when the template closes it with text."""
+        """The special token that ends an assistant's turn, or None if the template ends it with plain text."""
         if self.template is None:
             return None
         turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
@@ -86,29 +86,29 @@ class Prompts:
 
 
 class TextStream:
-    """Text of ids that come one by one. Pieces are whole characters; control tokens show nothing.
+    """Decodes ids that arrive one by one into pieces of whole characters; control tokens give no text.
 
-    Decoders may join a token to the one before it, so a piece is the difference of two decoded texts.
+    The text of a token may depend on the token before it, so a piece is the difference of two decoded texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, strip: bool = False):
-        self.tokenizer, self.strip = tokenizer, strip  # strip: the blank that `Prompts.chat` left out
+        self.tokenizer, self.strip = tokenizer, strip  # strip: drop the space that `Prompts.chat` left out
         self.ids: list[int] = []
-        self._begin = self._shown = 0  # ids[_begin:_shown] are shown, and decoded again for what they join
+        self._begin = self._shown = 0  # ids[_begin:_shown] were shown; they are decoded again as context
 
     def push(self, token: int) -> str:
-        """The text that this token completes, "" while a character lacks bytes."""
+        """The text that this token completes, "" while a character is incomplete."""
         self.ids.append(token)
         return self._next(flush=False)
 
     def finish(self) -> str:
-        """What is left at the end, incomplete characters included."""
+        """The rest of the text, incomplete characters included."""
         return self._next(flush=True)
 
     def _next(self, flush: bool) -> str:
         before = self._decode(self.ids[self._begin : self._shown])
         text = self._decode(self.ids[self._begin :])
-        if len(text) <= len(before) or (text.endswith(CUT) and not flush):
+        if len(text) <= len(before) or (text.endswith(INCOMPLETE) and not flush):
             return ""
         piece = text[len(before) :]
         self._begin, self._shown = self._shown, len(self.ids)

@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""The settings for choosing the next token."""
 
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -6,12 +6,12 @@ from numbers import Integral, Real
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief
 
-TINY = 1e-6  # scores are divided by no less: far smaller divisors leave float32
+TINY = 1e-6  # the smallest divisor of scores: much smaller ones overflow float32
 KINDS = {int: "whole number", float: "number"}
 
 
 def is_number(value: object) -> bool:
-    """A number of Python or NumPy; to Python true and false are numbers too, to a user they are not."""
+    """Whether `value` is a Python or NumPy number. Python counts bool as one, a user does not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -23,10 +23,10 @@ def is_whole(value: object) -> bool:
 class Sampling:
     """Applied in this order: repetition penalty, temperature, top-k, top-p, min-p. Temperature 0 is greedy.
 
-    repetition_penalty: the scores of tokens that the prompt or the answer already holds are divided by it where
-    positive and multiplied where negative (1: off). top_k: keep so many (0: all). top_p: keep the most likely tokens
-    that together have this probability (1: all). min_p: keep those at least so likely as the likeliest times min_p
-    (0: all). Sequence number i draws from stream i of `seed`, so a text depends on neither batch nor device order.
+    repetition_penalty: scores of tokens that occur in the prompt or answer are divided by it if positive, multiplied if
+    negative (1: off). top_k: keep the k most likely tokens (0: all). top_p: keep the most likely tokens that together
+    have this probability (1: all). min_p: keep tokens at least min_p times as likely as the most likely one (0: all).
+    Sequence i draws from stream i of `seed`, so an answer depends on neither batch nor device order.
     """
 
     temperature: float = 0.0
@@ -41,7 +41,7 @@ class Sampling:
         return self.temperature == 0
 
     def check(self) -> "Sampling":
-        """Itself. UserError for a value that is no number, or outside its range."""
+        """Returns itself. Raises UserError for a value that is not a number, or out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
             if not (is_whole(value) if field.type is int else is_number(value)):

@@ -1,13 +1,20 @@
-"""The gate of the feed-forward: act(g) * u. Equations and layout: shaders/gate.wgsl."""
+"""The gate of the feed-forward: act(g) * u. Equations and layout: shaders/gate.wgsl.j2."""
 
 from lorawgpu.gpu import padded
 from lorawgpu.ops.checks import expect, expect_rows, expect_state, fold_elements
 
-SILU = {"silu": True, "relu2": False}
+ACTIVATIONS = ("relu2", "silu")  # each has its snippet, shaders/common/activation_<name>.wgsl
+
+
+def known(act: str) -> str:
+    """The name itself. ValueError for one without a snippet."""
+    if act not in ACTIVATIONS:
+        raise ValueError(f"gate: activation {act!r}, want one of {', '.join(ACTIVATIONS)}")
+    return act
 
 
 def gate_forward(plan, m, gu, state, *, rows, width, act, record_id):
-    """m [rows, width] = act(g) * u; gu [rows, 2 * padded(width)] holds g, then u. act: "silu" or "relu2"."""
+    """m [rows, width] = act(g) * u; gu [rows, 2 * padded(width)] holds g, then u. act: one of ACTIVATIONS."""
     ld = expect_rows(rows, width, m=m)
     expect("gu", gu, (rows, 2 * ld))
     expect_state(state)
@@ -15,7 +22,7 @@ def gate_forward(plan, m, gu, state, *, rows, width, act, record_id):
         "gate",
         "forward",
         fold_elements(rows * ld),
-        overrides={"SILU": SILU[act]},
+        template={"act": known(act)},
         params={"rows": rows, "ld4": ld // 4, "record_id": record_id},
         gu=gu,
         m=m,
@@ -32,7 +39,7 @@ def gate_backward(plan, dgu, dm, gu, *, rows, width, act):
         "gate",
         "backward",
         fold_elements(rows * ld),
-        overrides={"SILU": SILU[act]},
+        template={"act": known(act)},
         params={"rows": rows, "ld4": ld // 4, "record_id": 0},
         gu=gu,
         dm=dm,

@@ -81,7 +81,7 @@ class MatvecInput:
 
     kind: str
     x: Tensor
-    act: str = ""  # for "gate": "silu" or "relu2"
+    act: str = ""  # for "gate": one of ops.gate.ACTIVATIONS
     stats: Tensor | None = None  # for "attention"
     head_dim: int = 0  # for "attention"
 

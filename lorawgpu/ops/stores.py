@@ -24,7 +24,7 @@ class Store:
     scaled: bool = False  # each of the stacked matrices has its own scale
     decoded: bool = False  # decoding is expensive, so a taller tile, which decodes less often, pays
     adapter_in_transposed: bool = True  # dx = dy W has registers to spare for + dh A in its epilogue
-    random: int | None = None  # `kind` in random.wgsl, which fills synthetic weights
+    random: int | None = None  # `kind` in random_weights.wgsl, which fills synthetic weights
 
     @property
     def int8_input(self) -> bool:

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lorawgpu.reference.activation import gate_backward, gate_forward
 from lorawgpu.reference.adamw import adamw_update, clip_scale, grad_norm
 from lorawgpu.reference.attention import attention_backward, attention_forward
 from lorawgpu.reference.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from lorawgpu.reference.dense import dense_backward, dense_forward
 from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
 from lorawgpu.reference.embedding import embedding_forward
+from lorawgpu.reference.gate import gate_backward, gate_forward
 from lorawgpu.reference.gather import gather_backward, gather_forward
 from lorawgpu.reference.lora import lora_backward, lora_forward
 from lorawgpu.reference.qk_norm import qk_norm_backward, qk_norm_forward

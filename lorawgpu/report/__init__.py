@@ -1,1 +1,1 @@
-"""`lorawgpu report`: one page of charts and samples of a run."""
+"""`lorawgpu report`: charts and samples of a run on one page."""

@@ -1,4 +1,4 @@
-"""`python -m lorawgpu.report RUN_DIR`: charts and samples of a run, finished or running, in one HTML file."""
+"""`python -m lorawgpu.report RUN_DIR`: charts and samples of a finished or running run in one HTML file."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from lorawgpu.report.page import write_report
 
 
 def run(argv: list[str]) -> None:
-    parser = parser_of("report", epilog="A running or interrupted run is reported as far as it came.")
+    parser = parser_of("report", epilog="A running or interrupted run is reported up to its last record.")
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="the output_dir of a run")
     folder = parser.parse_args(argv).run
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""How large an adapter is, and how far each of its modules has moved from where it started."""
+"""The size of an adapter, and how far each of its modules has moved from its start."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _MODULE = re.compile(r"base_model\.model\.(?P<module>.*layers\.(?P<layer>\d+)\..
 
 @dataclass(frozen=True)
 class Adapter:
-    """`change[layer][name]`: the Frobenius norm of the module's update s B A minus that of the start."""
+    """`change[layer][name]`: the Frobenius norm of a module's update s B A minus its update at the start."""
 
     place: Path
     lora: LoraConfig
@@ -26,19 +26,19 @@ class Adapter:
 
     @property
     def modules(self) -> list[str]:
-        """Names of the targeted linears, in forward order."""
+        """Names of the adapted linear layers, in forward order."""
         present = {name for layer in self.change.values() for name in layer}
         return [name for name in LINEAR_MODULES if name in present]
 
     def layer_change(self, layer: int) -> float:
-        """Of all modules of a layer together."""
+        """The change of all modules of a layer together."""
         return float(np.sqrt(sum(value**2 for value in self.change[layer].values())))
 
 
 def read_change(place: Path, start: Path | None) -> Adapter:
-    """The adapter in `place` against the one in `start` (None: a fresh one, whose B A is 0). UserError as read_adapter.
+    """The adapter in `place` compared with the one in `start`. Raises UserError as `read_adapter` does.
 
-    Of a start that is gone, 0 is taken too.
+    If `start` is None or no longer exists, the comparison is with a new adapter, whose B A is 0.
     """
     lora, tensors = read_adapter(place)
     old_lora, old = read_adapter(start) if start and start.is_dir() else (lora, {})
@@ -57,7 +57,7 @@ def read_change(place: Path, start: Path | None) -> Adapter:
 
 
 def _sides(pairs):
-    """[A; A0] and [B, B0]: their product is B A + B0 A0."""
+    """[A; A0] and [B, B0], whose product is B A + B0 A0."""
     return ([a for a, _ in pairs], 0), ([b for _, b in pairs], 1)
 
 

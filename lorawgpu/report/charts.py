@@ -1,4 +1,4 @@
-"""The charts of a report, as inline SVG drawn by matplotlib (the `report` extra)."""
+"""The charts of a report, drawn by matplotlib as inline SVG."""
 
 import io
 import math
@@ -10,10 +10,10 @@ from lorawgpu.report.adapter import Adapter
 from lorawgpu.report.record import RunRecord
 
 MIB, GIB = 2**20, 2**30
-BLUE, ORANGE, GREY, RED = "#2563a8", "#d9762b", "#9aa4b1", "#c22f2f"
-DOTTED_BELOW = 40  # points: so few get a dot each
+BLUE, ORANGE, GRAY, RED = "#2563a8", "#d9762b", "#9aa4b1", "#c22f2f"
+MARKERS_BELOW = 40  # points; shorter series get a marker at each
 STYLE = {
-    "axes.edgecolor": GREY,
+    "axes.edgecolor": GRAY,
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.labelcolor": "#444444",
@@ -33,16 +33,16 @@ Series = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Chart:
-    """`svg` is None when there is nothing to draw yet; `said`: what it shows, for those who cannot see it."""
+    """`svg` is None if there is nothing to draw yet; `summary`: the content in words, for screen readers."""
 
     id: str
     title: str
-    said: str
+    summary: str
     svg: str | None
 
 
 def charts_of(run: RunRecord) -> list[Chart]:
-    """All charts of a run. UserError when matplotlib is not installed."""
+    """All charts of a run. Raises UserError if matplotlib is not installed."""
     held_out, base = run.series("eval_loss"), run.series("base_eval_loss")
     bad = [step for step, _ in run.bad_steps]
     memory = run.series("gpu_bytes")
@@ -68,21 +68,21 @@ def line_chart(
     zero: bool = False,
     logarithmic: bool = False,
 ) -> Chart:
-    """Values over steps. `marks`: steps that went wrong; `level`: the base model's value, as a line across.
+    """Values over steps. `marks`: bad steps; `level`: the base model's value, drawn as a horizontal line.
 
-    `logarithmic` where all values are above 0 and they span more than two decades.
+    `logarithmic`: use a log scale if all values are positive and span more than two decades.
     """
     values = [v for _, _, series in lines for _, v in series if math.isfinite(v)]
     if not values:
         return Chart(name, title, "nothing logged yet", None)
 
     def draw(axes):
-        for label, colour, series in lines:
+        for label, color, series in lines:
             steps, numbers = zip(*series, strict=True)
-            marker = "o" if len(series) < DOTTED_BELOW else ""
-            axes.plot(steps, numbers, color=colour, linewidth=1.5, marker=marker, markersize=3, label=label)
+            marker = "o" if len(series) < MARKERS_BELOW else ""
+            axes.plot(steps, numbers, color=color, linewidth=1.5, marker=marker, markersize=3, label=label)
         for _, value in level:
-            axes.axhline(value, color=GREY, linewidth=1, linestyle="--", label="base model")
+            axes.axhline(value, color=GRAY, linewidth=1, linestyle="--", label="base model")
         for number, step in enumerate(marks):
             axes.axvline(step, color=RED, linewidth=0.8, label="skipped: not finite" if not number else "")
         if marks or level:
@@ -107,17 +107,17 @@ def adapter_chart(adapter: Adapter) -> Chart:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(axis="x", visible=False)
 
-    said = f"between {min(changes, default=0):.4g} and {max(changes, default=0):.4g}"
-    return Chart("adapter", "Change of the adapter, by layer", said, _svg("adapter", draw) if layers else None)
+    summary = f"between {min(changes, default=0):.4g} and {max(changes, default=0):.4g}"
+    return Chart("adapter", "Change of the adapter, by layer", summary, _svg("adapter", draw) if layers else None)
 
 
 def _svg(name: str, draw: Callable) -> str:
-    """An <svg> element. Its ids are told apart from those of other charts by `name`, and are the same every time."""
+    """An <svg> element. `name` makes its ids distinct from those of other charts, and reproducible."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError(f"the report's charts need matplotlib ({error}): pip install 'lorawgpu[report]'") from None
+        raise UserError(f"the report's charts need matplotlib ({error}): pip install matplotlib") from None
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
         figure = Figure(figsize=(5.4, 2.7), layout="constrained")
         draw(figure.subplots())

@@ -1,4 +1,4 @@
-"""The page: one HTML file that fetches nothing. All text is escaped by the template; the charts are our own SVG."""
+"""The page: one self-contained HTML file. The template escapes all text; the charts are our own SVG."""
 
 from datetime import timedelta
 from functools import cache
@@ -24,9 +24,9 @@ def _template() -> jinja2.Template:
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into a run folder; its path.
+    """Write `report.html` into a run folder; returns its path.
 
-    UserError when the folder holds no run or the `report` extra is not installed; OSError when the disk refuses.
+    Raises UserError if the folder holds no run or matplotlib is not installed, and OSError if the disk fails.
     """
     path = folder / REPORT_FILE
     html = page(read_run(folder))
@@ -35,7 +35,7 @@ def write_report(folder: Path) -> Path:
 
 
 def page(run: RunRecord) -> str:
-    """The report of a run as HTML. UserError when matplotlib is not installed."""
+    """The report of a run as HTML. Raises UserError if matplotlib is not installed."""
     adapter = run.adapter
     return _template().render(
         version=__version__,
@@ -51,14 +51,14 @@ def page(run: RunRecord) -> str:
 def status(run: RunRecord) -> str:
     total = run.first("total_steps")
     done = f"step {run.steps:,}" + (f" of {total:,}" if isinstance(total, int) else "")
-    return f"finished at {done}" if run.finished else f"{done}; running or interrupted: there is no final adapter yet"
+    return f"finished at {done}" if run.finished else f"{done}; running or interrupted: no final adapter yet"
 
 
 def facts(run: RunRecord) -> list[tuple[str, str]]:
-    """(name, value) of what matters most."""
+    """(name, value) of the most important figures."""
     rows = []
 
-    def course(name, values):
+    def first_to_last(name, values):
         known = [v for v in values if v == v]
         if known:
             change = f" → {known[-1]:.3f} ({known[-1] / known[0] - 1:+.0%})" if len(known) > 1 and known[0] else ""
@@ -68,8 +68,8 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
         if series := [v for _, v in run.series(key) if v == v]:
             rows.append((name, text(series[-1])))
 
-    course("Training loss", [v for _, v in run.series("loss")])
-    course("Held-out loss", [v for _, v in run.series("base_eval_loss") + run.series("eval_loss")])
+    first_to_last("Training loss", [v for _, v in run.series("loss")])
+    first_to_last("Held-out loss", [v for _, v in run.series("base_eval_loss") + run.series("eval_loss")])
     latest("Tokens", "tokens", lambda v: f"{v:,.0f}")
     latest("Training time", "seconds", lambda v: str(timedelta(seconds=round(v))))
     latest("Tokens/s", "tokens_per_s", lambda v: f"{v:,.0f}")

@@ -1,4 +1,4 @@
-"""What a run folder holds, read so that a running, killed or resumed run gives what it has."""
+"""Reads a run folder; the run may be finished, running, killed or resumed."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lorawgpu.train.metrics import read_metrics
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder shows it. `adapter`: None before the first checkpoint; `finished`: the last one is final."""
+    """The contents of a run folder. `adapter`: None before the first checkpoint; `finished`: it is the final one."""
 
     folder: Path
     records: list[dict[str, Any]]
@@ -26,12 +26,12 @@ class RunRecord:
     finished: bool
 
     def series(self, key: str) -> list[tuple[int, float]]:
-        """(step, value) of every record that has a number, or a null for one that was not finite, under `key`."""
+        """(step, value) of every record with a number under `key`; a null (not finite) becomes NaN."""
         values = [(r["step"], r[key]) for r in self.records if key in r]
         return [(step, math.nan if v is None else float(v)) for step, v in values if v is None or _is_number(v)]
 
     def first(self, key: str) -> Any:
-        """The first record's value of `key`, None where no record has it."""
+        """The first value of `key` in the records, or None."""
         return next((r[key] for r in self.records if key in r), None)
 
     @property
@@ -46,7 +46,7 @@ class RunRecord:
 
     @property
     def bad_steps(self) -> list[tuple[int, str]]:
-        """Steps that were not finite, with the tensor at fault."""
+        """Steps that were not finite, with the name of the first bad tensor."""
         return [(r["step"], str(r["bad_step"])) for r in self.records if "bad_step" in r]
 
     def samples(self) -> list[tuple[str, str | None, list[tuple[int, str]]]]:
@@ -59,11 +59,11 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """UserError when no run has written into `folder`."""
+    """Read a run folder. Raises UserError if it holds no run."""
     records = read_metrics(folder / METRICS_FILE)
     config_file = folder / RUN_CONFIG_FILE
     if not records and not config_file.exists():
-        raise UserError(f"{folder}: holds no run: neither {METRICS_FILE} nor {RUN_CONFIG_FILE}")
+        raise UserError(f"{folder}: holds no run: wanted {METRICS_FILE} or {RUN_CONFIG_FILE} in it")
     config_text = config_file.read_text("utf-8", "replace") if config_file.exists() else ""
     adapter, note = _newest_adapter(folder, _continued_from(config_text))
     finished = adapter is not None and adapter.place == folder
@@ -71,13 +71,13 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _newest_adapter(folder: Path, start: Path | None) -> tuple[Adapter | None, str]:
-    """The latest adapter that can be read, or None and why. The final one is written after all checkpoints.
+    """The latest readable adapter, or None and why. The final one is written after all checkpoints.
 
-    Looking changes nothing: the run may be going on, and may remove a checkpoint at any moment.
+    Changes nothing on disk: the run may still be going, and may remove a checkpoint at any moment.
     """
-    places, note = [folder, *reversed(list_checkpoints(folder))], "No adapter was saved yet."
+    places, note = [folder, *reversed(list_checkpoints(folder))], "No adapter has been saved yet."
     if len(places) > 1 and _written(places[1]) > _written(folder):
-        places = places[1:]  # the run was taken up again
+        places = places[1:]  # the run was resumed
     for place in places:
         if _written(place):
             try:
@@ -88,7 +88,7 @@ def _newest_adapter(folder: Path, start: Path | None) -> tuple[Adapter | None, s
 
 
 def _written(place: Path) -> float:
-    """When the adapter in a folder was written; 0 without one."""
+    """When the adapter in a folder was written; 0 if there is none."""
     try:
         return (place / WEIGHTS_FILE).stat().st_mtime
     except OSError:
@@ -96,10 +96,10 @@ def _written(place: Path) -> float:
 
 
 def _continued_from(config_text: str) -> Path | None:
-    """The adapter that the run says it started from. A config that is damaged says nothing: the rest is shown."""
+    """The adapter that the run continued from, or None; also None for a damaged config, so the rest is still shown."""
     try:
         config = yaml.safe_load(config_text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: an invalid date
         return None
     adapter = config.get("adapter") if isinstance(config, dict) else None
     return Path(adapter) if isinstance(adapter, str) else None

@@ -8,7 +8,7 @@
 // all stripes becomes the next input). Greedy: peak, finish.
 // A row without a finite best score, or a step marked bad, yields token 0xffffffff.
 // uses: common/hash.wgsl
-// uses: common/score.wgsl
+// uses: common/sample_score.wgsl
 
 override FIELD: u32; // words from one field of `rows` to the next: ids, position, slot, kv_start, end, stream, count
 override RING: u32; // tokens per row in `history`

@@ -6,7 +6,7 @@
 // partial: (2, rows, groups, 4); search: (2, rows): t, bits of goal, bits of top, floor. A dispatch writes one half and
 // reads the other.
 // Entry points: digit (`bit` 28, 24, .. 0; grid (groups, rows)), settle (floors[row] = t; grid (1, rows)).
-// uses: common/score.wgsl
+// uses: common/sample_score.wgsl
 
 const WG: u32 = 256u;
 

@@ -1,1 +1,1 @@
-"""`lorawgpu train`: a run from its config to its adapter."""
+"""`lorawgpu train`: from a config to an adapter."""

@@ -1,4 +1,4 @@
-"""`python -m lorawgpu.train CONFIG.yaml`: fine-tune a model as a YAML file says."""
+"""`python -m lorawgpu.train CONFIG.yaml`: fine-tune a model as described by a YAML file."""
 
 import json
 import sys
@@ -19,32 +19,32 @@ from lorawgpu.train.trainer import Trainer
 from lorawgpu.util.streams import lasting_stdout
 
 EPILOG = (
-    "Ctrl-C, SIGTERM or a closed terminal finishes the step, saves a checkpoint and leaves with exit code 130, 143 or "
-    "129; a second Ctrl-C or SIGTERM leaves at once. Exit code 0: done; 1: too many bad steps, or an adapter "
-    "that is no good when it is to be saved; 2: wrong input; 3: the device failed."
+    "Ctrl-C, SIGTERM or a closed terminal finishes the step, saves a checkpoint and exits with code 130, 143 or 129; "
+    "a second Ctrl-C or SIGTERM exits at once. Exit code 0: done; 1: too many bad steps, or the adapter failed its "
+    "final check; 2: wrong input; 3: the device failed."
 )
 
 
 def parse(argv: list[str]) -> Namespace:
     parser = parser_of("train", epilog=EPILOG)
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
-    parser.add_argument("--set", metavar="key=value", action="append", default=[], help="override a key of the config")
-    usage = "continue from the newest checkpoint of output_dir, or from DIR"
+    parser.add_argument("--set", metavar="key=value", action="append", default=[], help="override a config key")
+    usage = "continue from the newest checkpoint in output_dir, or from DIR"
     parser.add_argument("--resume", metavar="auto|DIR", nargs="?", const="auto", help=usage)
-    usage = "print the plan and the memory it takes, without taking it, and stop"
+    usage = "print the plan and the memory it needs, without allocating it, and exit"
     parser.add_argument("--dry-run", action="store_true", help=usage)
-    parser.add_argument("--preview", metavar="N", type=int, help="show N samples with their trained tokens, and stop")
-    parser.add_argument("--json", action="store_true", help="the preview as JSON lines")
-    parser.add_argument("--skip-bad-lines", action="store_true", help="count and list bad lines of data instead")
+    parser.add_argument("--preview", metavar="N", type=int, help="show N samples with their target tokens, and exit")
+    parser.add_argument("--json", action="store_true", help="print the preview as JSON lines")
+    parser.add_argument("--skip-bad-lines", action="store_true", help="skip bad lines of data, and count and list them")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of the config, for editors")
     add_device_option(parser)
     args = parser.parse_args(argv)
     if args.config is None and not args.schema:
-        raise UserError("which config? wanted CONFIG.yaml (see lorawgpu train --help)")
+        raise UserError("no config given; wanted CONFIG.yaml (see lorawgpu train --help)")
     if args.preview is not None and args.preview < 0:
-        raise UserError(f"--preview {args.preview}: wanted a number of samples")
+        raise UserError(f"--preview {args.preview}: wanted a number of samples, 0 or more")
     if args.json and args.preview is None:
-        raise UserError("--json goes with --preview N")
+        raise UserError("--json needs --preview N")
     return args
 
 
@@ -71,7 +71,7 @@ def preview(config: TrainConfig, args: Namespace) -> int:
 
 
 def train(config: TrainConfig, args: Namespace) -> int:
-    # A dry run writes nothing: it may show the plan of a new run where there is one.
+    # A dry run writes nothing, so it may plan a new run in a folder that already holds one.
     fresh = args.dry_run and args.resume is None
     path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
     snapshot = load_snapshot(path) if path else None
@@ -84,10 +84,10 @@ def train(config: TrainConfig, args: Namespace) -> int:
     print(plan_text(trainer.plan), flush=True)
     print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
     if args.resume and not path:
-        print(f"resume   no checkpoint in {prepared.folder}: nothing to resume, starting at step 1", flush=True)
+        print(f"resume   no checkpoint in {prepared.folder}: starting at step 1", flush=True)
     if args.dry_run:
         if fresh and (reason := why_refused(prepared.folder, Path(args.config), resuming=False)):
-            print(f"note     the run itself would be refused: {reason}")
+            print(f"note     the real run would be refused: {reason}")
         return 0
     code = trainer.train()
     write_report_if_possible(prepared.folder)
@@ -95,7 +95,7 @@ def train(config: TrainConfig, args: Namespace) -> int:
 
 
 def write_report_if_possible(folder: Path) -> None:
-    """The run is over and saved: whatever stands in the way of its report is a note."""
+    """The run is finished and saved, so a report that cannot be written is only a note."""
     try:
         print(f"report: {write_report(folder)}")
     except (UserError, OSError) as error:

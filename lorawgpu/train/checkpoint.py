@@ -1,8 +1,8 @@
-"""Checkpoints of a run: `checkpoint-<step>/`, whole or absent, and the newest whole one found again.
+"""Checkpoints of a run: write `checkpoint-<step>/` atomically, and find the newest complete one.
 
 A checkpoint is a PEFT adapter, `optimizer.safetensors` (AdamW's moments as "m.<adapter tensor>" and "v.<adapter
-tensor>") and `trainer_state.json` (what the trainer says, with size and SHA-256 of the other files). It is written into
-a hidden folder, forced to disk and renamed, so a crash at any moment leaves the previous checkpoints as they were.
+tensor>") and `trainer_state.json` (the trainer's state, and size and SHA-256 of the other files). It is written into a
+hidden folder, synced to disk and renamed, so a crash at any moment leaves the previous checkpoints intact.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 
-_SEALED = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE)
+_FILES = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE)
 _NAME = re.compile(CHECKPOINT_PATTERN)
 _REPLACED = re.compile(rf"\.({CHECKPOINT_PATTERN})\.replaced")
 _log = logging.getLogger(__name__)
@@ -42,45 +42,45 @@ Tensors = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds. `adapter`, `m` and `v` have the same names and shapes, float32."""
+    """The contents of a checkpoint. `adapter`, `m` and `v` have the same names and shapes, float32."""
 
     lora: LoraConfig
     adapter: Tensors
     m: Tensors
     v: Tensors
-    state: dict[str, Any]  # JSON values; "step" is there
+    state: dict[str, Any]  # JSON values, "step" among them
 
 
 def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path:
-    """Write `checkpoint-<step>` of a run directory, replacing one of that step; return its path.
+    """Write `checkpoint-<step>` into a run folder, replacing a checkpoint of the same step; return its path.
 
-    CheckFailed, and nothing written, when a value is not finite. OSError when the disk refuses; the checkpoints that
-    were there stay.
+    Raises CheckFailed if a value is not finite (nothing is written), and OSError if the disk fails (existing
+    checkpoints stay).
     """
     for part, tensors in (("m", snapshot.m), ("v", snapshot.v)):
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
-                raise CheckFailed(f"{run}: checkpoint not saved: {part} of {name} holds a value that is not finite")
+                raise CheckFailed(f"{run}: checkpoint not saved: {part} of {name} has a value that is not finite")
     run.mkdir(parents=True, exist_ok=True)
     _sweep(run)
     final = run / checkpoint_name(snapshot.state["step"])
-    beside = run / f".{final.name}.partial"
+    partial = run / f".{final.name}.partial"
     try:
-        write_adapter(beside, snapshot.lora, snapshot.adapter, base_model_name)
+        write_adapter(partial, snapshot.lora, snapshot.adapter, base_model_name)
         moments = {
             f"{part}.{name}": np.ascontiguousarray(tensor, np.float32)
             for part, tensors in (("m", snapshot.m), ("v", snapshot.v))
             for name, tensor in tensors.items()
         }
-        write_synced(beside / OPTIMIZER_FILE, safetensors.numpy.save(moments))
-        state = snapshot.state | {"files": {name: _seal(beside / name) for name in _SEALED}}
-        write_synced(beside / STATE_FILE, json.dumps(state, indent=1, allow_nan=False).encode())
-        sync_folder(beside)
+        write_synced(partial / OPTIMIZER_FILE, safetensors.numpy.save(moments))
+        state = snapshot.state | {"files": {name: _fingerprint(partial / name) for name in _FILES}}
+        write_synced(partial / STATE_FILE, json.dumps(state, indent=1, allow_nan=False).encode())
+        sync_folder(partial)
         if final.exists():
             final.rename(run / f".{final.name}.replaced")
-        beside.rename(final)
+        partial.rename(final)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)  # a full disk is what made most of these fail
+        shutil.rmtree(partial, ignore_errors=True)  # most likely the disk is full
         raise
     sync_folder(run)
     _sweep(run)
@@ -88,7 +88,7 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
 
 
 def restore_replaced(run: Path) -> None:
-    """Put back a checkpoint whose replacement was cut short between its two renames."""
+    """Put back a checkpoint whose replacement was interrupted between its two renames."""
     for replaced in run.glob(".checkpoint-*.replaced"):
         final = run / replaced.name.removeprefix(".").removesuffix(".replaced")
         if not final.exists():
@@ -102,15 +102,15 @@ def _sweep(run: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run by step, oldest first, broken ones included; nothing on disk is changed.
+    """All checkpoints of a run by step, oldest first, damaged ones included; nothing on disk is changed.
 
-    One that `restore_replaced` has yet to put back is there under its hidden name.
+    A checkpoint that `restore_replaced` has not put back yet is listed under its hidden name.
     """
     found = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
     for path in run.glob(".checkpoint-*.replaced"):
@@ -120,33 +120,33 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run, or None. A broken one is passed over, with a warning that says why."""
+    """The newest complete checkpoint of a run, or None. Damaged ones are skipped with a warning that says why."""
     for path in reversed(list_checkpoints(run)):
         try:
             _read_state(path)
         except UserError as error:
-            _log.warning("passed over: %s", error)
+            _log.warning("skipped a damaged checkpoint: %s", error)
         else:
             return path
     return None
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """`trainer_state.json` of a whole checkpoint; UserError that says what is broken."""
+    """Read and check `trainer_state.json`. Raises UserError, naming the file that is missing or damaged."""
     state = read_json_object(path / STATE_FILE)
-    seals = state.pop("files", None)
-    if type(state.get("step")) is not int or not isinstance(seals, dict) or set(seals) != set(_SEALED):
-        raise UserError(f"{path / STATE_FILE}: not the state of a checkpoint")
-    for name in _SEALED:
+    fingerprints = state.pop("files", None)
+    if type(state.get("step")) is not int or not isinstance(fingerprints, dict) or set(fingerprints) != set(_FILES):
+        raise UserError(f"{path / STATE_FILE}: not the state of a checkpoint; resume from another one")
+    for name in _FILES:
         if not (path / name).is_file():
             raise UserError(f"{path}: {name} is missing")
-        if _seal(path / name) != seals[name]:
-            raise UserError(f"{path}: {name} is not the file that was saved (cut short or changed)")
+        if _fingerprint(path / name) != fingerprints[name]:
+            raise UserError(f"{path}: {name} is not the file that was saved (truncated or changed)")
     return state
 
 
 def load_checkpoint(path: Path) -> Snapshot:
-    """Read a checkpoint folder. UserError when it is not whole."""
+    """Read a checkpoint folder. Raises UserError if it is not complete."""
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; wanted a checkpoint-<step> folder to resume from")
     state = _read_state(path)
@@ -162,7 +162,7 @@ def load_checkpoint(path: Path) -> Snapshot:
 
 
 def prune_checkpoints(run: Path, limit: int, best: Path | None = None) -> None:
-    """Keep the newest `limit` checkpoints, and `best` whatever its age. A removal that is cut short leaves no half."""
+    """Keep the newest `limit` checkpoints, and `best` at any age. An interrupted removal leaves no partial one."""
     restore_replaced(run)
     for path in list_checkpoints(run)[:-limit]:
         if best is None or path.name != best.name:
@@ -170,12 +170,14 @@ def prune_checkpoints(run: Path, limit: int, best: Path | None = None) -> None:
     _sweep(run)
 
 
-def differences(saved: dict[str, Any], current: dict[str, Any], words: dict[str, str] | None = None) -> list[str]:
-    """What differs between two identities (settings and digests by name), one entry a name: in `words` where they say
-    more than the two values."""
+def differences(saved: dict[str, Any], current: dict[str, Any], reasons: dict[str, str] | None = None) -> list[str]:
+    """The differences between two identities (settings and digests by name), one entry per name.
+
+    `reasons`: by name, an explanation that replaces the two values.
+    """
     names = [name for name in sorted(saved.keys() | current.keys()) if saved.get(name) != current.get(name)]
     values = {n: f"the checkpoint has {_shown(saved.get(n))}, this run {_shown(current.get(n))}" for n in names}
-    return [f"{name}: {text}" for name, text in (values | (words or {})).items() if name in values]
+    return [f"{name}: {text}" for name, text in (values | (reasons or {})).items() if name in values]
 
 
 def _shown(value: Any) -> str:
@@ -184,13 +186,13 @@ def _shown(value: Any) -> str:
 
 
 def require_same(
-    saved: dict[str, Any], current: dict[str, Any], path: Path, words: dict[str, str] | None = None
+    saved: dict[str, Any], current: dict[str, Any], path: Path, reasons: dict[str, str] | None = None
 ) -> None:
-    """UserError naming every difference between a checkpoint's identity and this run's: it could not go on exactly.
-    `words`: see `differences`."""
-    if different := differences(saved, current, words):
+    """Raises UserError with every difference between a checkpoint's identity and this run's, which would make the
+    resumed run inexact. `reasons`: as for `differences`."""
+    if different := differences(saved, current, reasons):
         raise UserError(
             f"{path}: made by another run, so it cannot be resumed here\n  "
             + "\n  ".join(different)
-            + "\nSet these back, or choose another output_dir to start afresh."
+            + "\nRestore these, or choose another output_dir to start a new run."
         )

@@ -1,9 +1,9 @@
-"""Ctrl-C, SIGTERM and a terminal that goes away: the first asks for an orderly end, the second ends at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first signal asks for an orderly stop, the second kills."""
 
 import signal
 from collections.abc import Callable
 
-HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
+HANG_UP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 
 def exit_code(signum: int) -> int:
@@ -12,11 +12,10 @@ def exit_code(signum: int) -> int:
 
 
 class Interrupts:
-    """While entered, `signum` becomes the first SIGINT, SIGTERM or SIGHUP that arrives, and `notice` is called with its
-    name.
+    """A context manager that sets `signum` to the first SIGINT, SIGTERM or SIGHUP and calls `notice` with its name.
 
-    After it the system's own handling is back, so that the next one kills, also in the middle of a GPU call; but for
-    SIGHUP, which a terminal's end can bring twice. What runs under `nohup` goes on.
+    Then it restores the default handling, so that the next signal kills even in the middle of a GPU call. SIGHUP is
+    ignored instead, because a closed terminal may send it twice. Under `nohup`, SIGHUP stays ignored throughout.
     """
 
     def __init__(self, notice: Callable[[str], None]):

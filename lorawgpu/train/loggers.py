@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides `metrics.jsonl`: TensorBoard and Weights & Biases, through their own libraries."""
+"""Loggers in addition to `metrics.jsonl`: TensorBoard and Weights & Biases, through their own libraries."""
 
 import importlib
 import math
@@ -13,7 +13,7 @@ from lorawgpu.errors import UserError
 
 
 class Logger(ABC):
-    """Takes the numbers of each record. What is not finite is left out: neither service draws it."""
+    """Receives the numbers of each record. Non-finite values are left out: neither service can plot them."""
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
@@ -28,7 +28,7 @@ class Logger(ABC):
 
 
 class TensorBoard(Logger):
-    """Event files in `tensorboard/` of the run folder: `tensorboard --logdir RUN_DIR`."""
+    """Event files in RUN_DIR/tensorboard; view them with `tensorboard --logdir RUN_DIR`."""
 
     module = "tensorboard.summary"
 
@@ -45,7 +45,7 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """A W&B run named after the run folder; W&B's own variables (WANDB_PROJECT, WANDB_MODE, ...) say where it goes."""
+    """A W&B run named after the run folder; W&B's environment variables (WANDB_PROJECT, WANDB_MODE, ...) apply."""
 
     module = "wandb"
 
@@ -64,13 +64,13 @@ LOGGERS = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """UserError for a library that is not installed."""
+    """Raises UserError for a library that is not installed."""
     for name in names:
         _library(name)
 
 
 def open_loggers(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Logger]:
-    """The loggers of `report_to`. UserError for a library that is not installed."""
+    """The loggers of `report_to`. Raises UserError for a library that is not installed."""
     return [LOGGERS[name](_library(name), folder, config) for name in names]
 
 
@@ -79,5 +79,5 @@ def _library(name: str) -> ModuleType:
         return importlib.import_module(LOGGERS[name].module)
     except ImportError as error:
         raise UserError(
-            f"report_to: {name} is not installed ({error}): pip install 'lorawgpu[{name}]', or remove it there"
+            f"report_to: {name} is not installed ({error}): pip install {name}, or remove it from report_to"
         ) from None

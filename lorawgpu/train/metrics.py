@@ -1,4 +1,4 @@
-"""What a run reports: one JSON line a record in `metrics.jsonl`, one progress line on the terminal, a summary."""
+"""A run's reports: a JSON line per record in `metrics.jsonl`, a progress line on the terminal, and a summary."""
 
 import json
 import math
@@ -16,10 +16,10 @@ from lorawgpu.train.loggers import Logger
 
 
 class MetricsLog:
-    """Appends records to a JSONL file, each on disk when the call returns; `loggers` get their numbers too.
+    """Appends records to a JSONL file and flushes each one; `loggers` get their numbers too.
 
-    With `resume_step`, what a previous run wrote after that step is cut away first (and its torn last line, if it was
-    killed while writing); without it the file starts empty. Numbers that are not finite become null, which JSON has.
+    With `resume_step`, records after that step (and an incomplete last line, if the run was killed while writing) are
+    removed first; without it the file starts empty. Non-finite numbers are written as null, since JSON has no NaN.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None, loggers: Sequence[Logger] = ()):
@@ -42,7 +42,7 @@ class MetricsLog:
 
 
 class NoLog(MetricsLog):
-    """The log of a process that does not lead: it keeps nothing."""
+    """The log of a process that does not lead: it discards everything."""
 
     def __init__(self):
         pass
@@ -55,12 +55,12 @@ class NoLog(MetricsLog):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file, also of a running or killed run; none when there is no file."""
+    """The records of a metrics file, also of a running or killed run; empty if there is no file."""
     records = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError):  # the line that was being written, or what is none of ours
+        except (ValueError, RecursionError):  # a line that was being written, or a line of another program
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
@@ -80,9 +80,9 @@ def _finite(value: Any) -> Any:
 
 
 class Progress:
-    """The progress line and the records behind it.
+    """The progress line, and the records that it summarizes.
 
-    On a terminal one line is rewritten; into a file or a pipe goes one line a logged step. tokens/s counts training
+    On a terminal one line is rewritten; a file or a pipe gets one line per logged step. tokens/s counts training time
     only: time inside `paused()` (evaluating, saving) is left out.
     """
 
@@ -93,22 +93,22 @@ class Progress:
             total=total_steps, initial=start_step, file=self.stream, disable=not self.stream.isatty(), unit="step",
             dynamic_ncols=True, bar_format="step {n_fmt}/{total_fmt} {bar:12} {postfix} {elapsed}<{remaining}",
         )  # fmt: skip
-        self.steps = self.tokens = 0  # done, and trained on, since start_step
-        self.seconds = 0.0  # of training since start_step
+        self.steps = self.tokens = 0  # since start_step
+        self.seconds = 0.0  # of training, since start_step
         self.first_loss = self.last_loss = None
         self._since = time.perf_counter()  # when time was last added to `seconds`
         self._logged = (0, 0.0)  # tokens and seconds at the last logged step
 
     def advance(self, tokens: int) -> None:
-        """One optimizer step was submitted, on `tokens` tokens."""
+        """Count an optimizer step on `tokens` tokens that was submitted."""
         self.steps += 1
         self.tokens += tokens
         self.bar.update()
 
     def logged(self, step: int, loss: float, lr: float, grad_norm: float, **more: Any) -> None:
-        """Step number `step`, counted from 1, was read back: write its record and show it.
+        """Write and show the record of step `step` (from 1), which was read back.
 
-        Call it after the read-back has waited for the GPU, so that tokens/s counts work done and not work queued.
+        Call it after the readback has waited for the GPU, so that tokens/s counts finished work, not queued work.
         """
         self._count_time()
         tokens, seconds = self.tokens - self._logged[0], self.seconds - self._logged[1]
@@ -128,14 +128,14 @@ class Progress:
             self.bar.set_postfix_str(shown)
 
     def message(self, text: str) -> None:
-        """A line above the progress line."""
+        """Print a line above the progress line."""
         self.bar.clear()
         print(text, file=self.stream, flush=True)
         self.bar.refresh()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time in here is not training time."""
+        """Time spent inside does not count as training time."""
         self._count_time()
         try:
             yield
@@ -152,7 +152,7 @@ class Progress:
         self.log.close()
 
     def summary(self) -> str:
-        """One line on the whole run; close to its last logged step."""
+        """One line about the whole run, as of its last logged step."""
         loss = "" if self.first_loss is None else f", loss {self.first_loss:.4f} -> {self.last_loss:.4f}"
         rate = self.tokens / self.seconds if self.seconds else 0.0
         return (f"{self.steps} steps, {self.tokens:,} tokens in {tqdm.format_interval(self.seconds)} "

@@ -1,4 +1,4 @@
-"""Where a run stands between two steps: to a checkpoint and back."""
+"""The state of a run between two steps: to a checkpoint and back."""
 
 import hashlib
 import importlib.metadata
@@ -17,11 +17,12 @@ from lorawgpu.ops.step_state import StepState, pack_state
 from lorawgpu.train.checkpoint import Snapshot, differences, load_checkpoint, require_same
 from lorawgpu.train.setup import Run
 
-# May be changed at a resume, and then change the course of training.
+# Settings that may differ when a run is resumed; they change how it goes on.
 MUTABLE_ON_RESUME = (
     "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
     "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
 )  # fmt: skip
+FORMAT = 2  # of trainer_state.json: the model is identified by its own files, not by how this package describes it
 GOOD = StepState(bad=False, bad_run=0, bad_total=0, record=None, steps=0)
 
 
@@ -30,23 +31,24 @@ class TrainerState:
     """Host state after `step` optimizer steps; all of it goes into a checkpoint."""
 
     step: int = 0
-    data: DataPosition | None = None  # what finished steps consumed; None before the first
+    data: DataPosition | None = None  # after the last finished step; None before the first
     skipped: int = 0  # steps without a target
     bad: StepState = GOOD  # as of the last report
     best: dict | None = None  # {"step", "loss"} of the best evaluation
-    stale: int = 0  # evaluations since then
-    metrics: dict = field(default_factory=dict)  # what was logged last
+    evals_since_best: int = 0
+    metrics: dict = field(default_factory=dict)  # as last logged
 
     def to_json(self) -> dict:
-        """Under the keys of every checkpoint so far."""
+        """The keys are part of the checkpoint format; a change of them is another FORMAT."""
         return {
+            "format": FORMAT,
             "step": self.step,
             "epoch": self.data.epoch,
             "data": self.data.to_dict(),
             "skipped_windows": self.skipped,
             "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.steps},
             "best": self.best,
-            "evaluations_since_best": self.stale,
+            "evaluations_since_best": self.evals_since_best,
             "metrics": self.metrics,
         }
 
@@ -65,7 +67,7 @@ class TrainerState:
 
 
 def environment(device) -> dict[str, str]:
-    """What may change rounding without being wrong: versions, kernels, adapter and driver."""
+    """Whatever may legitimately change rounding: versions, kernels, device and driver."""
     kernels = hashlib.blake2b(digest_size=16)
     for file in sorted(SHADERS.rglob("*.wgsl*")):
         kernels.update(file.read_bytes())
@@ -75,65 +77,72 @@ def environment(device) -> dict[str, str]:
 
 
 def load_snapshot(path: Path) -> Snapshot:
-    """Read a checkpoint. UserError when it is not whole, or its state is not what this version writes."""
+    """Read a checkpoint. UserError when it is incomplete, or in another format than this version writes."""
     snapshot = load_checkpoint(path)
+    if snapshot.state.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: another version of lorawgpu wrote this checkpoint, so it cannot be resumed; to train its adapter "
+            f"further, start a run in another output_dir with `adapter: {path}`"
+        )
     try:
         for key in ("identity", "environment", "config", "today"):
             snapshot.state[key]
         TrainerState.from_json(snapshot.state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: its state lacks or garbles {error}; made by another version?") from None
+        raise UserError(
+            f"{path}: {error} is missing or malformed in its state; was it written by another version?"
+        ) from None
     return snapshot
 
 
 def today_of(snapshot: Snapshot) -> datetime | None:
-    """The moment that chat templates of the run take for now: a run resumed tomorrow must read its data as today."""
+    """The time that chat templates take as now: a run resumed tomorrow must render its data as it did today."""
     today = snapshot.state["today"]
     return datetime.fromisoformat(today) if today else None
 
 
 def check_same_run(run: Run, snapshot: Snapshot, path: Path) -> None:
-    """UserError naming every difference when the checkpoint was made with another model, data or adapter, and when it
-    is beyond the last step of this run."""
-    files = snapshot.state.get("data_files")  # None: written before files were noted
-    words = {"data": _other_files(files, run.data.files)} if files else None
-    require_same(snapshot.state["identity"], run.identity, path, words)
+    """Raises UserError, naming every difference, if the checkpoint was made with another model, data or adapter, or if
+    it is beyond the last step of this run."""
+    files = snapshot.state.get("data_files")  # None in checkpoints of older versions
+    reasons = {"data": _data_difference(files, run.data.files)} if files else None
+    require_same(snapshot.state["identity"], run.identity, path, reasons)
     step, total = snapshot.state["step"], run.schedule.total_steps
     if step > total:
         raise UserError(
-            f"{path}: at step {step} already, and this run has {total} steps: raise max_steps or num_epochs, "
-            "or choose another output_dir to start afresh"
+            f"{path}: already at step {step}, but this run has only {total} steps: raise max_steps or num_epochs, "
+            "or choose another output_dir to start a new run"
         )
 
 
-def _other_files(saved: dict[str, str], current: dict[str, str]) -> str:
-    """Why the data are not those of a checkpoint, from the digests of the files of both."""
-    parts = [f"{file} has other content now" for file in saved if current.get(file, saved[file]) != saved[file]]
-    parts += [f"{file} is not among them now" for file in saved if file not in current]
-    parts += [f"{file} is new among them" for file in current if file not in saved]
-    same = "the files are the same, but they are read otherwise (tokenizer, chat template, type, weight, held-out part)"
+def _data_difference(saved: dict[str, str], current: dict[str, str]) -> str:
+    """Why the data differ from the checkpoint's, from the file digests of both."""
+    parts = [f"{file} has changed" for file in saved if current.get(file, saved[file]) != saved[file]]
+    parts += [f"{file} is no longer used" for file in saved if file not in current]
+    parts += [f"{file} is new" for file in current if file not in saved]
+    same = "the same files, but processed differently (tokenizer, chat template, type, weight or held-out split)"
     return "; ".join(parts) or same
 
 
 def restore(engine: Engine, snapshot: Snapshot) -> TrainerState:
-    """Put a snapshot on the GPU, bad-step counters included; returns where it stands."""
-    standing = TrainerState.from_json(snapshot.state)
+    """Upload a snapshot, bad-step counters included; returns the trainer's state."""
+    state = TrainerState.from_json(snapshot.state)
     for part, tensors in (("params", snapshot.adapter), ("m", snapshot.m), ("v", snapshot.v)):
         engine.load(part, tensors)
-    engine.device.write(engine.state, pack_state(standing.bad))
-    return standing
+    engine.device.write(engine.state, pack_state(state.bad))
+    return state
 
 
 def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
-    """Why this run will not end with the same bits as the one that was interrupted, if so."""
+    """Why the resumed run will not be bit-identical to an uninterrupted one; empty if it will be."""
     config = {key: value for key, value in run.config.model_dump().items() if key in MUTABLE_ON_RESUME}
     changed = differences({key: snapshot.state["config"].get(key) for key in MUTABLE_ON_RESUME}, config)
     return changed + differences(snapshot.state["environment"], environment(device))
 
 
-def take_snapshot(run: Run, engine: Engine, standing: TrainerState) -> Snapshot:
+def take_snapshot(run: Run, engine: Engine, state: TrainerState) -> Snapshot:
     """Read the adapter and its moments back; waits for the GPU."""
-    state = standing.to_json() | {
+    values = state.to_json() | {
         "identity": run.identity,
         "data_files": run.data.files,
         "environment": environment(engine.device),
@@ -141,4 +150,4 @@ def take_snapshot(run: Run, engine: Engine, standing: TrainerState) -> Snapshot:
         "today": run.text.template.now.isoformat() if run.text.template else None,
     }
     parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]
-    return Snapshot(run.lora, *parts, state)
+    return Snapshot(run.lora, *parts, values)

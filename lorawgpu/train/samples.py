@@ -1,4 +1,4 @@
-"""The answers to `sample_prompts` while a model trains, always the likeliest token, for the log and the report."""
+"""Greedy answers to `sample_prompts` during training, for the log and the report."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ from lorawgpu.generate.prompts import Prompts
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.train.setup import Run
 
-TOKENS = 64  # of an answer, at most
+TOKENS = 64  # maximum length of an answer
 
 
 class Samples:
-    """Prompts as the model is asked them, and a decoder that sees the adapter as it is now.
+    """The encoded prompts, and a decoder that reads the adapter in its current state.
 
-    UserError when there are prompts and no tokenizer, or one leaves no room for an answer.
+    Raises UserError if there are prompts but no tokenizer, or if a prompt leaves no room for an answer.
     """
 
     def __init__(self, run: Run, engine: Engine):
@@ -26,19 +26,19 @@ class Samples:
         if self.text.tokenizer is None:
             raise UserError(f"sample_prompts need the model's tokenizer: {self.text.missing}")
         prompts = Prompts(self.text.tokenizer, self.text.template)
-        self.ids = [prompts.ask(prompt) for prompt in self.prompts]
+        self.ids = [prompts.encode(prompt) for prompt in self.prompts]
         longest, limit = max(map(len, self.ids)), run.checkpoint.config.max_position_embeddings
         if longest >= limit:
             raise UserError(f"one of sample_prompts has {longest} tokens, the model's context is {limit}: shorten it")
         self.answerer = Answerer(engine.device, engine.model, prompts, engine.adapter, engine.kernels)
-        self.answerer.decoder(1, longest + TOKENS).prepare()  # a plan of the memory counts it
+        self.answerer.decoder(1, longest + TOKENS).prepare()  # so that the planned memory includes it
 
     def answers(self) -> list[dict[str, str]]:
-        """One {"prompt", "text"} a prompt; the text says so where a value was not finite."""
+        """One {"prompt", "text"} per prompt; the text says so if a value was not finite."""
         return [{"prompt": p, "text": self._answer(ids)} for p, ids in zip(self.prompts, self.ids, strict=True)]
 
     def base_answers(self) -> list[dict[str, str]]:
-        """Those of the bare base model: the decoder reads the parameters, and they are zero meanwhile."""
+        """The base model's answers: the adapter's parameters are set to zero while the decoder reads them."""
         kept = self.engine.tensors()
         self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in kept.items()})
         try:
@@ -51,5 +51,5 @@ class Samples:
             (answer,) = self.answerer.answers([prompt], Sampling(), TOKENS)
         except CheckFailed as error:
             return f"(no answer: {error})"
-        # the answer's first word brings its blank along
+        # the first token of the answer starts with a space
         return answer.text if self.text.template is None else answer.text.strip()

@@ -1,4 +1,4 @@
-"""From a config to what the loop needs: data, model, adapter, schedule, engine; and the plan that is printed first.
+"""From a config to what the training loop needs: data, model, adapter, schedule, engine.
 
 `prepare` touches no GPU and finds every mistake that can be found without one; `build_engine` puts it all on a device.
 """
@@ -42,7 +42,7 @@ from lorawgpu.weights.synthetic import meta_model
 
 @dataclass(frozen=True)
 class TextSetup:
-    """What data need of a model: tokenizer (`missing` says why there is none), chat template, size of vocabulary."""
+    """What data loading needs of a model: tokenizer (`missing`: why there is none), chat template, vocabulary size."""
 
     tokenizer: Tokenizer | None
     missing: str
@@ -52,7 +52,7 @@ class TextSetup:
 
 @dataclass(frozen=True)
 class Run:
-    """A run before it has a GPU. `start`: the adapter before the first step; `capacity`: rows of a micro-batch."""
+    """A run that is not on a GPU yet. `start`: the initial adapter; `capacity`: rows of the largest micro-batch."""
 
     config: TrainConfig
     checkpoint: Checkpoint
@@ -62,7 +62,7 @@ class Run:
     schedule: Schedule
     lora: LoraConfig
     start: dict[str, np.ndarray]
-    identity: dict  # what a checkpoint must have been made with to be resumed by this run
+    identity: dict  # a checkpoint must match it to be resumed by this run
     longest: int  # tokens of the longest sample, held-out ones included
 
     @property
@@ -75,7 +75,7 @@ class Run:
 
 
 def text_setup(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_size: int | None) -> TextSetup:
-    """A model without a tokenizer is good enough for pre-tokenised data."""
+    """A model without a tokenizer is enough for pre-tokenized data."""
     try:
         found, missing = tokenizer(), ""
         own, special = found.chat_template, found.special_tokens
@@ -87,12 +87,12 @@ def text_setup(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_si
 
 
 def text_setup_of_model(config: TrainConfig, checkpoint: Checkpoint) -> TextSetup:
-    """Of a model that is going to be loaded."""
+    """The text setup of an opened checkpoint."""
     return text_setup(config, checkpoint.tokenizer, checkpoint.config.vocab_size)
 
 
 def text_setup_without_weights(config: TrainConfig) -> TextSetup:
-    """For a look at the data alone: of a model folder, only the tokenizer has to be there."""
+    """The text setup for a preview: a model folder needs a tokenizer, but no weights."""
     folder = Path(config.base_model)
     if not folder.is_dir():
         return text_setup_of_model(config, open_checkpoint(config.base_model))
@@ -107,7 +107,7 @@ def load_data(
     purpose: str = LoadSettings.purpose,
     read_only: bool = False,
 ) -> Data:
-    """The data sets of a config, tokenised and split. UserError naming file and line for what is wrong with them."""
+    """The data sets of a config, tokenized and split. Raises UserError, with file and line, for bad data."""
     settings = EncodeSettings(
         config.sequence_len, config.excess_length_strategy, config.train_on_inputs, tuple(config.roles_to_train)
     )
@@ -135,10 +135,9 @@ def load_data(
 def prepare(
     config: TrainConfig, skip_bad_lines: bool = False, today: datetime | None = None, read_only: bool = False
 ) -> Run:
-    """Everything that needs no GPU. UserError for what is wrong with the model, the data or the adapter.
+    """Everything that needs no GPU. Raises UserError for a bad model, data set or adapter.
 
-    `today`: what a chat template that asks for the date is told, when not the moment of the call. `read_only`: tokens
-    that are not in the cache yet do not go there.
+    `today`: the date for chat templates that ask for it (default: now). `read_only`: do not write to the token cache.
     """
     require_loggers(config.report_to)
     checkpoint = open_checkpoint(config.base_model)
@@ -151,7 +150,7 @@ def prepare(
     data = load_data(config, text, skip_bad_lines, read_only=read_only)
     sources = data.train + ([data.validation] if data.validation is not None else [])
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))
-    # Packing fills what the config says; without it no micro-batch outgrows the longest samples.
+    # Packing fills rows up to sequence_len; without it, no row is longer than the longest sample.
     rows = config.sequence_len if config.sample_packing else longest
     settings = BatchSettings(
         config.seed,
@@ -167,7 +166,7 @@ def prepare(
 
 
 def total_steps(config: TrainConfig, batches: Batches) -> int:
-    """`max_steps`, else the optimizer steps of `num_epochs`; a part of an epoch is rounded up to a step."""
+    """`max_steps`, or the optimizer steps of `num_epochs`, a fraction of an epoch rounded up to whole steps."""
     if config.max_steps:
         return config.max_steps
     whole = int(config.num_epochs)
@@ -176,8 +175,8 @@ def total_steps(config: TrainConfig, batches: Batches) -> int:
 
 
 def model_digest(checkpoint: Checkpoint) -> str:
-    """Tells models apart in milliseconds: the config, and of each weight file its size and 64 pieces of 4 KiB."""
-    hashed = hashlib.blake2b(repr(checkpoint.config).encode(), digest_size=16)
+    """Identifies a model in milliseconds: a hash of its settings, and of size and 64 pieces of each weight file."""
+    hashed = hashlib.blake2b(checkpoint.settings(), digest_size=16)
     path = Path(checkpoint.path)
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
         size = file.stat().st_size
@@ -190,10 +189,10 @@ def model_digest(checkpoint: Checkpoint) -> str:
 
 
 def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange: Exchange | None = None) -> Engine:
-    """The model on the device and the plan of the largest micro-batch recorded; its memory is known after that, up to
-    26 MiB that the sums in parts of a smaller plan may need.
+    """Load the model onto the device and record the plan of the largest micro-batch.
 
-    On a dry device no weight is read. DeviceError when it does not fit, naming the settings that would.
+    After that the memory of the run is known, except for up to 26 MiB that split sums of a smaller plan may need. On a
+    dry device no weights are read. Raises DeviceError if the run does not fit, with settings that would.
     """
     with device_errors():
         model = (meta_model if device.dry else load_model)(device, run.checkpoint)
@@ -202,7 +201,7 @@ def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange:
             return _engine(run, device, model, kernels, exchange)
         except DeviceError as error:
             reason = str(error)
-    # Here the half-built engine is gone with the exception that held it, and its buffers with it.
+    # Outside the except clause, because the exception holds the half-built engine and its buffers.
     raise DeviceError(f"{reason}\n{_advice(run, device, model, weights)}")
 
 
@@ -226,7 +225,7 @@ def _engine(run: Run, device, model, kernels=None, exchange=None, **changed) -> 
 
 
 def _advice(run: Run, device, model, weights: dict) -> str:
-    """Which settings would fit, found by trying them on the device, the least painful first."""
+    """Settings that would fit, found by trying them on the device, the least costly first."""
     config, gc = run.config, run.config.gradient_checkpointing
     rows = config.sequence_len if config.sample_packing else run.longest
     sizes = [config.micro_batch_size >> i for i in range(1, config.micro_batch_size.bit_length())]
@@ -244,8 +243,8 @@ def _advice(run: Run, device, model, weights: dict) -> str:
             _engine(run, device, model, capacity=capacity, checkpointing=checkpointing)
         except DeviceError:
             continue
-        return f"It would fit with {text} (raise gradient_accumulation_steps for as many tokens a step)."
+        return f"It would fit with {text} (raise gradient_accumulation_steps to keep the number of tokens per step)."
     return (
-        f"Not even one short sample fits beside {sum(weights.values()):,} bytes of weights: lower lora_r, take a "
+        f"Not even one short sample fits next to {sum(weights.values()):,} bytes of weights: lower lora_r, or use a "
         "smaller model or another device."
     )

@@ -1,4 +1,4 @@
-"""What the GPU knows of each step, read a few steps later so that nobody waits for it; and steps that went wrong."""
+"""Reports of steps, read back a few steps late so that nothing waits for the GPU; and what was not finite."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,13 +10,12 @@ from lorawgpu.gpu import Readback
 from lorawgpu.ops.cross_entropy import loss_value
 from lorawgpu.ops.step_state import StepState, unpack_state
 
-DEPTH = 4  # steps under way before the oldest is waited for: it also bounds what the driver has to queue
+DEPTH = 4  # steps in flight before waiting for the oldest; this also bounds the driver's queue
 
 
 @dataclass(frozen=True)
 class Report:
-    """Step `step` as the GPU saw it: whether it was bad, what its objective summed, its gradient's norm before
-    clipping."""
+    """Results of step `step`: whether it was bad, the sums of its objective, and the gradient norm before clipping."""
 
     step: int
     state: StepState
@@ -32,14 +31,14 @@ class LateReader:
         self._steps, self._names = deque(), tuple(engine.totals)
 
     def push(self, step: int) -> list[Report]:
-        """Order the report of the step just submitted. Returns the oldest one when the ring is full, else nothing."""
+        """Request the report of the step just submitted. Returns the oldest one if the ring is full."""
         due = [self._read()] if self._ring.full else []
         self._ring.push()
         self._steps.append(step)
         return due
 
     def drain(self) -> list[Report]:
-        """All reports not handed out yet; waits for the GPU."""
+        """All outstanding reports; waits for the GPU."""
         return [self._read() for _ in range(len(self._steps))]
 
     def _read(self) -> Report:
@@ -49,12 +48,12 @@ class LateReader:
 
 
 def fault(engine: Engine, state: StepState) -> str:
-    """The name of the first checked tensor of the latest bad step that was not finite."""
+    """The name of the first checked tensor that was not finite in the latest bad step."""
     return "a tensor that is not checked" if state.record is None else engine.non_finite.names[state.record]
 
 
 def bad_tensors(engine: Engine) -> list[str]:
-    """Adapter tensors and gradients of the latest step that are not finite now: for the last message of a run."""
+    """Adapter tensors and gradients of the latest step that are not finite, for the last message of a run."""
     return [
         f"{which} of {name}" if which == "grads" else name
         for which in ("params", "grads")

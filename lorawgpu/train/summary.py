@@ -1,4 +1,4 @@
-"""What a run will do and need, in words, before its first step."""
+"""The plan that a run prints before its first step: what it will do, and the memory it needs."""
 
 from lorawgpu.engine.engine import Engine
 from lorawgpu.gpu.device import ADAPTER_LIMITS
@@ -20,22 +20,22 @@ def plan_of(run: Run, engine: Engine) -> dict[str, str]:
         "model": _model(run),
         "adapter": _adapter(run),
         "data": _data(run),
-        "batches": f"up to {run.capacity} tokens x {config.gradient_accumulation_steps} a step"
+        "batches": f"up to {run.capacity} tokens x {config.gradient_accumulation_steps} per step"
         + (", packed" if config.sample_packing else f", {config.micro_batch_size} samples each"),
         "steps": f"{run.schedule.total_steps}, {config.lr_scheduler} from {config.learning_rate:g}"
         + (f" after {run.schedule.warmup_steps} of warmup" if run.schedule.warmup_steps else ""),
-        "memory": f"{mib(device.memory.total)} of the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
+        "memory": f"{mib(device.memory.total)} on the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
         "submits": _submits(run, engine),
     }
 
 
 def plan_text(plan: dict[str, str]) -> str:
-    """One line an item."""
+    """One line per item."""
     return "\n".join(f"{name:<8} {value}" for name, value in plan.items())
 
 
 def _splits(engine: Engine) -> str:
-    """Which matrices are too large for one binding."""
+    """Names the matrices that are too large for one binding."""
     weights = engine.model.matrices().items()
     split = [f"{name} in {len(weight.parts)} parts" for name, weight in weights if len(weight.parts) > 1]
     return "; split: " + ", ".join(split) if split else "; no matrix is split"
@@ -58,19 +58,21 @@ def _adapter(run: Run) -> str:
 
 def _data(run: Run) -> str:
     counts, held_out = run.data.counts, run.data.validation
-    text = f"{counts.samples:,} samples, {counts.tokens:,} tokens, {counts.trained_tokens:,} of them trained"
-    cure = f" (longer than sequence_len {run.config.sequence_len}: raise it, or set excess_length_strategy: truncate)"
+    text = f"{counts.samples:,} samples, {counts.tokens:,} tokens ({counts.trained_tokens:,} targets)"
+    why = f" (longer than sequence_len {run.config.sequence_len}: raise it, or set excess_length_strategy: truncate)"
     if run.config.excess_length_strategy == "truncate":
-        cure = f" (nothing trained in their first {run.config.sequence_len} tokens: raise sequence_len)"
-    for name, why in (("truncated", ""), ("dropped", cure), ("skipped", "")):
+        why = f" (no target token in their first {run.config.sequence_len} tokens: raise sequence_len)"
+    for name, note in (("truncated", ""), ("dropped", why), ("skipped", "")):
         if n := getattr(counts, name):
-            text += f", {n:,} {name}{why}"
+            text += f", {n:,} {name}{note}"
     if run.longest > (context := run.checkpoint.config.max_position_embeddings):
-        text += f", the longest of {run.longest:,}: beyond the model's context of {context:,}, which generate keeps to"
+        text += (
+            f", the longest has {run.longest:,} tokens: beyond the model's context of {context:,}, a limit for generate"
+        )
     if counts.empty_targets:
-        text += f", {counts.empty_targets:,} with an empty trained answer (see --preview)"
+        text += f", {counts.empty_targets:,} with an empty answer to train on (see --preview)"
     if counts.boundary_tokens:
-        text += f", {counts.boundary_tokens:,} tokens across a border of trained and untrained text (trained)"
+        text += f", {counts.boundary_tokens:,} tokens span trained and untrained text (they are trained)"
     return text + (f"; {len(held_out):,} samples held out" if held_out is not None else "")
 
 
@@ -79,6 +81,6 @@ def _submits(run: Run, engine: Engine) -> str:
     flops = recorded.flops(run.capacity)
     count, step = max(1, round(flops / recorded.plan.flops_per_submit)), flops * run.config.gradient_accumulation_steps
     return (
-        f"about {count} a micro-batch, each within {run.config.max_dispatch_ms:g} ms; "
-        f"a full step is {step:.2g} operations, at first guess {step / first_rate(engine.device):.2g} s"
+        f"about {count} per micro-batch, each within {run.config.max_dispatch_ms:g} ms; "
+        f"a full step is {step:.2g} operations, about {step / first_rate(engine.device):.2g} s at first guess"
     )

@@ -1,4 +1,4 @@
-"""The loop: batches of a step -> engine -> log -> evaluate -> checkpoint."""
+"""The training loop: batches of a step -> engine -> log -> evaluate -> checkpoint."""
 
 import math
 import os
@@ -23,7 +23,7 @@ from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts, exit_code
 from lorawgpu.train.loggers import open_loggers
 from lorawgpu.train.metrics import MetricsLog, NoLog, Progress
-from lorawgpu.train.outcome import base_loss, beside_base, summary, why_over
+from lorawgpu.train.outcome import base_loss, compared_to_base, summary, why_over
 from lorawgpu.train.resume import TrainerState, restore, resume_notes, take_snapshot
 from lorawgpu.train.run_dir import set_metrics_aside, write_config
 from lorawgpu.train.samples import Samples
@@ -33,9 +33,9 @@ from lorawgpu.train.summary import plan_of
 
 
 class Trainer:
-    """One run on one engine, from its start or from a snapshot. `config_path`: its config, never written to.
+    """One run on one engine, from its start or from a snapshot. `config_path`: its config file, never written to.
 
-    Where several processes train together, only the one that leads writes to disk and terminal.
+    If several processes train together, only the leading one writes to disk and terminal.
     """
 
     def __init__(self, run: Run, engine: Engine, snapshot=None, config_path: Path | None = None):
@@ -43,25 +43,25 @@ class Trainer:
         self.exchange = engine.exchange
         self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
         with device_errors():
-            self.standing = restore(engine, snapshot) if snapshot else TrainerState()
+            self.state = restore(engine, snapshot) if snapshot else TrainerState()
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
-        self.plan = plan_of(run, engine)  # once everything is on the device
-        self.saved: Path | None = None  # the last checkpoint of this run
-        self.saved_at = self.standing.step  # of the last one
-        self.fed: dict[int, np.ndarray] = {}  # samples of each step that was not reported yet
-        self.work = 0.0  # operations since the last read-back that waited
+        self.plan = plan_of(run, engine)  # last, when everything is on the device
+        self.saved: Path | None = None  # the last checkpoint that this process wrote
+        self.saved_at = self.state.step  # step of the last checkpoint
+        self.pending_samples: dict[int, np.ndarray] = {}  # by step, until the step is reported
+        self.work = 0.0  # operations since the last wait for the GPU
         self.since = time.perf_counter()
 
     def train(self) -> int:
         """Train to the end, or to the first Ctrl-C or SIGTERM. Returns the exit code.
 
-        CheckFailed when too many steps in a row went wrong or the final adapter is not a good one; DeviceError when
-        the device fails. Both name the last good checkpoint.
+        Raises CheckFailed after too many bad steps in a row or if the final adapter fails its check, and DeviceError
+        if the device fails. Both name the last good checkpoint.
         """
         folder = self.run.folder
         self.progress = self._open_progress(folder)
-        over = why_over(self.run, self.standing)
-        done = over and f"finished already: {over}"
+        over = why_over(self.run, self.state)
+        done = over and f"already finished: {over}"
         try:
             with device_errors(), Interrupts(self._notice) as interrupts:
                 self._loop(interrupts)
@@ -71,123 +71,128 @@ class Trainer:
                     save_final(self.run, self.engine, self._fallback())
         except DeviceError as error:
             raise DeviceError(f"{error}\n{self._fallback()}") from error
-        except OSError as error:  # most likely a full disk; what was saved before is whole
+        except OSError as error:  # most likely a full disk; earlier checkpoints are intact
             raise UserError(f"{error.filename or folder}: {error.strerror}. {self._fallback()}") from error
         finally:
             self.progress.close()
         if self.exchange.leads:
-            print(summary(self.run, self.standing, done or self.progress.summary(), self.base))
+            print(summary(self.run, self.state, done or self.progress.summary(), self.base))
         return 0
 
     def _open_progress(self, folder: Path) -> Progress:
-        """The progress line over the run folder's log; `base` is the base model's held-out loss, if it is there."""
+        """Open the log and the progress line; sets `base`, the base model's held-out loss, if it is logged."""
         self.base, total = None, self.run.schedule.total_steps
         if not self.exchange.leads:
-            return Progress(NoLog(), total, self.standing.step, open(os.devnull, "w"))
+            return Progress(NoLog(), total, self.state.step, open(os.devnull, "w"))
         folder.mkdir(parents=True, exist_ok=True)
         kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
-        log = MetricsLog(folder / METRICS_FILE, self.standing.step or None, loggers)
-        if not self.standing.step:
+        log = MetricsLog(folder / METRICS_FILE, self.state.step or None, loggers)
+        if not self.state.step:
             log.write(0, plan=self.plan, total_steps=total)
         self.base = base_loss(folder / METRICS_FILE)
-        progress = Progress(log, total, self.standing.step)
-        notes = [f"this run will not end as the one before would have: {note}" for note in self.notes]
+        progress = Progress(log, total, self.state.step)
+        notes = [f"resumed run will not be bit-identical: {note}" for note in self.notes]
         for note in filter(None, kept + notes):
             progress.message(f"note: {note}")
         return progress
 
     def _loop(self, interrupts: Interrupts) -> None:
-        if not self.standing.step and self.config.eval_steps:
-            self._look_at_base()
-        with Prefetch(self.run.batches.step_batches(self.standing.data)) as batches:
+        if not self.state.step and self.config.eval_steps:
+            self._evaluate_base()
+        with Prefetch(self.run.batches.step_batches(self.state.data)) as batches:
             while not self._finished():
                 self._step(next(batches))
                 if self._signal(interrupts):
                     break
-        if self.saved is None or self.saved.name != checkpoint_name(self.standing.step):
+        if self.saved is None or self.saved.name != checkpoint_name(self.state.step):
             self._save()
 
     def _finished(self) -> bool:
-        return why_over(self.run, self.standing) is not None
+        return why_over(self.run, self.state) is not None
 
     def _signal(self, interrupts: Interrupts) -> int:
-        """The signal that stops the run, whichever process received it; 0: none."""
+        """The signal that stops the run, whichever process received it, or 0."""
         return max(signum for (signum,) in self.exchange.gather((interrupts.signum or 0,)))
 
     def _step(self, batch: StepBatch) -> None:
-        here = self.standing
-        lr = self.run.schedule.lr(here.step)
-        here.step += 1
-        divisor = self.engine.step(batch.micro_batches, here.step, lr)
+        state = self.state
+        lr = self.run.schedule.lr(state.step)
+        state.step += 1
+        divisor = self.engine.step(batch.micro_batches, state.step, lr)
         if divisor:
             self.work += sum(self.engine.flops(own) for _, own in share(self.exchange, batch.micro_batches))
-            self.fed[here.step] = batch.samples
-            self._note(self.reader.push(here.step))
+            self.pending_samples[state.step] = batch.samples
+            self._note(self.reader.push(state.step))
         else:
-            here.skipped += 1
-        here.data = batch.position
+            state.skipped += 1
+        state.data = batch.position
         self.progress.advance(batch.tokens)
-        if divisor and (here.step == 1 or self._due(self.config.logging_steps)):
+        if divisor and (state.step == 1 or self._due(self.config.logging_steps)):
             self._log(lr, divisor)
         improved = self._due(self.config.eval_steps) and self._evaluate()
-        overdue = here.step // self.config.save_steps > self.saved_at // self.config.save_steps
+        overdue = state.step // self.config.save_steps > self.saved_at // self.config.save_steps
         if improved or (overdue and self._going_well()):
             self._save()
 
     def _due(self, every: int | None) -> bool:
-        """Every so many steps, and at the last one."""
-        step = self.standing.step
+        """Whether this step is a multiple of `every`, or the last one."""
+        step = self.state.step
         return every is not None and (step % every == 0 or step == self.run.schedule.total_steps)
 
-    # Watching
+    # Monitoring
 
     def _note(self, reports: list[Report]) -> None:
-        """Count and log bad steps among reports. CheckFailed when there were too many in a row."""
+        """Count and log the bad steps among reports. Raises CheckFailed after too many in a row."""
         for report in reports:
-            self.standing.bad = report.state
-            samples = self.fed.pop(report.step)
+            self.state.bad = report.state
+            samples = self.pending_samples.pop(report.step)
             if not report.state.bad:
                 continue
             name, lines = fault(self.engine, report.state), describe_lines(map(self.run.batches.place, samples))
             self.progress.log.write(report.step, bad_step=name, bad_steps=report.state.bad_total, bad_data=lines)
-            self.progress.message(f"step {report.step}: skipped, {name} is not finite; its data: {lines}")
+            self.progress.message(f"step {report.step}: skipped, {name} is not finite; data of this step: {lines}")
             if report.state.bad_run >= self.config.max_bad_steps:
                 raise CheckFailed(self._too_many(report, name, lines))
 
     def _too_many(self, report: Report, name: str, lines: str) -> str:
         return (
-            f"{report.state.bad_run} steps in a row were not finite, the last one step {report.step}; first at fault: "
-            f"{name}{self._also()}. {self._cure()}, and look at the data of that step: {lines}. {self._fallback()}"
+            f"{report.state.bad_run} steps in a row were not finite, the last one at step {report.step}, first in "
+            f"{name}{self._non_finite_now()}. {self._remedy()}, and look at the data of that step: {lines}. "
+            f"{self._fallback()}"
         )
 
-    def _also(self) -> str:
+    def _non_finite_now(self) -> str:
         tensors = bad_tensors(self.engine)
-        return f" (not finite now: {tensors[0]}, and {len(tensors) - 1} more tensors)" if tensors else ""
+        return f" (not finite now: {tensors[0]} and {len(tensors) - 1} more tensors)" if tensors else ""
 
-    def _cure(self) -> str:
+    def _remedy(self) -> str:
         rate, alpha = self.config.learning_rate, self.run.lora.alpha
-        return f"Lower learning_rate ({rate:g}) or lora_alpha ({alpha:g}), add warmup_steps"
+        return f"Lower learning_rate ({rate:g}) or lora_alpha ({alpha:g}), raise warmup_steps"
 
     def _drain(self) -> Report | None:
-        """Wait for the GPU and note what it reports; the last report, if any was outstanding."""
+        """Wait for the GPU and process its reports; returns the last one, or None if none was outstanding."""
         reports = self.reader.drain()
         self._note(reports)
         return reports[-1] if reports else None
 
     def _log(self, lr: float, divisor: int) -> None:
-        here, report = self.standing, self._drain()
+        state, report = self.state, self._drain()
         metrics = self.engine.objective.metrics(report.sums, divisor)
         if report.state.bad:
             metrics = dict.fromkeys(metrics, math.nan)
-        more = {"epoch": here.data.epoch, "bad_steps": here.bad.bad_total, "gpu_bytes": self.engine.device.memory.total}
+        more = {
+            "epoch": state.data.epoch,
+            "bad_steps": state.bad.bad_total,
+            "gpu_bytes": self.engine.device.memory.total,
+        }
         loss = metrics.pop("loss")
-        self.progress.logged(here.step, loss, lr, report.grad_norm, **metrics, **more)
-        here.metrics = {"loss": None if math.isnan(loss) else loss}
+        self.progress.logged(state.step, loss, lr, report.grad_norm, **metrics, **more)
+        state.metrics = {"loss": None if math.isnan(loss) else loss}
         self._set_pace()
 
     def _set_pace(self) -> None:
-        """Cut submits by the rate since the last time the GPU was waited for."""
+        """Size submits by the rate measured since the last wait for the GPU."""
         now = time.perf_counter()
         if self.work:
             rate = self.work / (now - self.since)
@@ -195,18 +200,18 @@ class Trainer:
         self.work, self.since = 0.0, now
 
     def _evaluate(self) -> bool:
-        """Held-out loss and sample answers now; whether the loss is the best so far."""
+        """Log held-out loss and sample answers. Returns whether the loss is the best so far."""
         with self.progress.paused():
             self._drain()
             if self.samples.prompts:
-                self.progress.log.write(self.standing.step, samples=self.samples.answers())
+                self.progress.log.write(self.state.step, samples=self.samples.answers())
             held_out = self.run.data.validation
             result = evaluate_source(self.engine, held_out) if held_out is not None else None
         self.work, self.since = 0.0, time.perf_counter()
-        return result is not None and self._judge(result)
+        return result is not None and self._record_evaluation(result)
 
-    def _look_at_base(self) -> None:
-        """Held-out loss and sample answers of the bare base model: what those of all evaluations are to beat."""
+    def _evaluate_base(self) -> None:
+        """Log held-out loss and sample answers of the base model, as a baseline for all evaluations."""
         with self.progress.paused():
             if self.samples.prompts:
                 self.progress.log.write(0, base_samples=self.samples.base_answers())
@@ -217,45 +222,45 @@ class Trainer:
                 self.progress.message(f"before: held-out loss {loss:.4f}")
         self.since = time.perf_counter()
 
-    def _judge(self, result: Evaluation) -> bool:
-        """Log an evaluation; whether it is the best so far."""
-        here = self.standing
-        best = math.isfinite(result.loss) and (here.best is None or result.loss < here.best["loss"])
+    def _record_evaluation(self, result: Evaluation) -> bool:
+        """Log an evaluation. Returns whether it is the best so far."""
+        state = self.state
+        best = math.isfinite(result.loss) and (state.best is None or result.loss < state.best["loss"])
         if best:
-            here.best, here.stale = {"step": here.step, "loss": result.loss}, 0
+            state.best, state.evals_since_best = {"step": state.step, "loss": result.loss}, 0
         else:
-            here.stale += 1
+            state.evals_since_best += 1
         numbers = {"eval_loss": result.loss, "eval_perplexity": result.perplexity, "eval_tokens": result.tokens}
-        self.progress.log.write(here.step, **numbers)
-        verdict = f", the best{beside_base(result.loss, self.base)}" if best else ""
-        self.progress.message(f"step {here.step}: held-out loss {result.loss:.4f}{verdict}")
+        self.progress.log.write(state.step, **numbers)
+        verdict = f", the best{compared_to_base(result.loss, self.base)}" if best else ""
+        self.progress.message(f"step {state.step}: held-out loss {result.loss:.4f}{verdict}")
         return best
 
     # Saving
 
     def _going_well(self) -> bool:
-        """Whether the last step was finite. In a bad run the checkpoints before it must not be pruned away."""
+        """Whether the last step was finite. During a run of bad steps, earlier checkpoints must not be pruned."""
         self._drain()
-        return not self.standing.bad.bad_run
+        return not self.state.bad.bad_run
 
     def _save(self) -> None:
-        """A checkpoint, and fewer old ones. CheckFailed when the model is broken: then nothing is saved or removed."""
+        """Save a checkpoint and prune old ones. Raises CheckFailed, and touches nothing, if the model is broken."""
         with self.progress.paused():
             well = self._going_well()
             _, finite = try_out(self.run, self.engine)
             if not all(fine for (fine,) in self.exchange.gather((int(finite),))):
                 raise CheckFailed(
-                    f"step {self.standing.step} not saved: with its adapter the model computes values that are not "
-                    f"finite{self._also()}. {self._cure()}. {self._fallback()}"
+                    f"step {self.state.step} not saved: with its adapter, the model computes values that are not "
+                    f"finite{self._non_finite_now()}. {self._remedy()}. {self._fallback()}"
                 )
             if self.exchange.leads:
                 self._write_checkpoint(prune=well)
-            self.saved = self.run.folder / checkpoint_name(self.standing.step)
-            self.saved_at = self.standing.step
+            self.saved = self.run.folder / checkpoint_name(self.state.step)
+            self.saved_at = self.state.step
         self.work, self.since = 0.0, time.perf_counter()
 
     def _write_checkpoint(self, prune: bool) -> None:
-        snapshot = take_snapshot(self.run, self.engine, self.standing)
+        snapshot = take_snapshot(self.run, self.engine, self.state)
         try:
             save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
         except CheckFailed as error:
@@ -264,11 +269,11 @@ class Trainer:
             prune_checkpoints(self.run.folder, self.config.save_total_limit, self._best())
 
     def _best(self) -> Path | None:
-        best = self.standing.best
+        best = self.state.best
         return self.run.folder / checkpoint_name(best["step"]) if best else None
 
     def _fallback(self) -> str:
-        """What is safe on disk, for the last message of a run that went wrong."""
+        """Names the last good checkpoint, for the last message of a failed run."""
         saved = self.saved or newest_checkpoint(self.run.folder)
         if saved is None:
             return "No checkpoint was saved yet."
@@ -276,9 +281,9 @@ class Trainer:
 
     def _notice(self, signal_name: str) -> None:
         if self.exchange.leads:
-            text = f"{signal_name}: finishing this step and saving; once more to leave at once"
+            text = f"{signal_name}: finishing this step and saving; send it again to exit at once"
             print(text, file=sys.stderr, flush=True)
 
     def _interrupted(self, signum: int) -> int:
-        self.progress.message(f"stopped after step {self.standing.step}, saved {self.saved}; --resume continues")
+        self.progress.message(f"stopped after step {self.state.step}, saved {self.saved}; --resume continues")
         return exit_code(signum)

@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of models."""
+"""Small helpers that have nothing to do with models."""

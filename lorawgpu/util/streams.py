@@ -1,4 +1,4 @@
-"""Standard input, output and error that are closed, full, or a pipe that nobody reads any more."""
+"""Standard streams that are closed, full, or a pipe that nobody reads any more."""
 
 import codecs
 import io
@@ -11,8 +11,7 @@ STDOUT, STDERR = "standard output", "standard error"
 
 
 class Guarded:
-    """A stream whose failures are named after it, or, where it is `lasting`, end nothing: what is written after the
-    first failure goes nowhere."""
+    """A stream whose errors name it. If `lasting`, an error does not end the command: further output is discarded."""
 
     def __init__(self, stream, name: str, lasting: bool):
         self._stream, self._name, self._lasting = stream, name, lasting
@@ -38,14 +37,14 @@ class Guarded:
             if not self._lasting:
                 raise type(error)(error.errno, error.strerror, self._name) from None
             if not isinstance(error, BrokenPipeError):
-                print(f"note: {self._name}: {error.strerror}; this goes on without it", file=sys.stderr)
-        except RuntimeError:  # a signal's notice in the middle of another line: Python allows no write within a write
+                print(f"note: {self._name}: {error.strerror}; continuing without it", file=sys.stderr)
+        except RuntimeError:  # a signal handler's message in the middle of a write: Python forbids nested writes
             if not self._lasting:
                 raise
 
 
 def discard(stream) -> None:
-    """What is written from now on goes nowhere, with what waits in the buffer: Python's flush at its end would fail."""
+    """Discard all further output, and what is in the buffer, which Python's final flush could not write."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -53,8 +52,8 @@ def discard(stream) -> None:
 
 
 def open_closed() -> None:
-    """Open what was closed (`>&-`) as nowhere: else the next file opened would take its number, and what a driver
-    prints would go into that file. That there is no stdin stays known: `sys.stdin` is None."""
+    """Open closed streams (`>&-`) on the null device; otherwise the next file opened would get their number, and a
+    driver's prints would go into that file. `sys.stdin` stays None, so commands still know that there is no stdin."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -65,16 +64,16 @@ def open_closed() -> None:
 
 
 def print_anything() -> None:
-    """A "?" for what stdout or stderr cannot encode (a pipe on Windows is cp1252), not a traceback halfway."""
+    """Print "?" for what stdout or stderr cannot encode (pipes on Windows are cp1252) instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
-            if stream.errors in ("strict", "surrogateescape"):  # anything else is what the user asked for
+            if stream.errors in ("strict", "surrogateescape"):  # anything else was set by the user
                 stream.reconfigure(errors="replace")
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """The streams of a command: notes and progress on stderr never end it; a failing stdout is named."""
+    """Guard the streams of a command: a failing stderr does not end it, and an error of stdout names it."""
     out, err = Guarded(sys.stdout, STDOUT, False), Guarded(sys.stderr, STDERR, True)
     with redirect_stdout(out), redirect_stderr(err):
         yield
@@ -82,6 +81,6 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def lasting_stdout() -> Iterator[None]:
-    """What is worth more than its words: stdout may fail without ending it."""
+    """For work that matters more than its output: a failing stdout does not end it."""
     with redirect_stdout(Guarded(sys.stdout, STDOUT, True)):
         yield

@@ -1,21 +1,23 @@
-"""What was meant by a word that is not known: said only where it is really near."""
+"""Suggestions for misspelled words ("did you mean"), only if they are close."""
 
 import difflib
 from collections.abc import Iterable
 
-NEAR = 0.75  # likeness as difflib counts it: `gradient_clipping` and `gradient_checkpointing` have 0.72
+CLOSE = 0.75  # difflib ratio; `gradient_clipping` and `gradient_checkpointing`, which differ in meaning, have 0.72
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The most alike of the known words, in small letters or capitals; None when none is alike, begins with the word or
-    ends with it as a part (`alpha`: lora_alpha)."""
+    """The known word closest to `word`, ignoring case, or None if none is close.
+
+    A known word also counts as close if it starts with `word` or ends with it as a part (alpha: lora_alpha).
+    """
     word = word.lower()
 
-    def likeness(name: str) -> float:
+    def similarity(name: str) -> float:
         return difflib.SequenceMatcher(None, name.lower(), word).ratio()
 
-    def near(name: str) -> bool:
+    def close(name: str) -> bool:
         part = name.lower().startswith(word) or name.lower().endswith(f"_{word}")
-        return len(word) > 2 and part or likeness(name) >= NEAR
+        return len(word) > 2 and part or similarity(name) >= CLOSE
 
-    return max(filter(near, known), key=likeness, default=None)
+    return max(filter(close, known), key=similarity, default=None)

@@ -1,1 +1,1 @@
-"""`lorawgpu verify`: golden cases of an outside autograd."""
+"""`lorawgpu verify`: golden cases from an independent autograd."""

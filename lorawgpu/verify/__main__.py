@@ -21,7 +21,7 @@ COLUMNS = {
 
 
 def table_row(row: dict) -> str:
-    """One case as a line under the header of COLUMNS; "-" where a case says nothing."""
+    """One case as a table row; "-" for a quantity that the case does not have."""
     cells = ["-" if row[key] is None else f"{row[key]:.1e}" for key in COLUMNS.values()]
     greedy = {None: "-", True: "equal", False: "differs"}[row["greedy_match"]]
     return _line(row["case"], cells, greedy, "ok" if row["ok"] else "NOT OK")
@@ -34,13 +34,13 @@ def _line(name, cells, greedy, verdict) -> str:
 def run(argv: list[str]):
     parser = parser_of("verify")
     parser.add_argument("cases", nargs="+", metavar="CASE_DIR", help="a golden case directory")
-    parser.add_argument("--model", metavar="M", help="the model of cases that hold none: a folder, a .gguf, a hub name")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line and case")
+    parser.add_argument("--model", metavar="M", help="model for cases without one: a folder, .gguf file or hub name")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per case and line")
     add_device_option(parser)
     args = parser.parse_args(argv)
     folders, others = choose_cases(args.cases)
     for path in others:
-        print(f"{path}: skipped, no golden case (it holds no case.json)", file=sys.stderr)
+        print(f"{path}: skipped, not a golden case (no case.json)", file=sys.stderr)
     cases = [read_case(folder, args.model) for folder in folders]
     device = open_device(args.device)
     print(f"{device.name}: {device.reason}", file=sys.stderr)

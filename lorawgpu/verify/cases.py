@@ -1,8 +1,8 @@
-"""Golden cases: an outside autograd's answers. How results are compared with them: compare.py.
+"""Golden cases: results of an independent autograd. compare.py compares ours with them.
 
 A case directory holds `config.json` and `model.safetensors` (or needs a model from elsewhere), `adapter_init/`,
-`batch.npz`, `case.json` and `expected.npz`; tests/golden/README.md says what is in them. Any part of `expected.npz` may
-be absent and is then not compared. Nothing here needs a GPU: `lorawgpu.verify` computes the results.
+`batch.npz`, `case.json` and `expected.npz`; tests/golden/README.md describes them. Any array of `expected.npz` may be
+absent and is then not compared. Nothing here needs a GPU: run.py computes the results.
 """
 
 import math
@@ -20,23 +20,23 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
-PARTS = ("case.json", "batch.npz", "expected.npz", "adapter_init")  # what only a case holds
+PARTS = ("case.json", "batch.npz", "expected.npz", "adapter_init")  # files that only a case has
 STEPS = 3  # optimizer steps of a case
-TOLERANCE = 1e-4  # or DRIFTS times the drift of the outside float32 run from its float64 one, if that is more
+TOLERANCE = 1e-4  # or DRIFTS times the drift of the independent float32 run from float64, if larger
 DRIFTS = 5
-MAX_EXPANSION = 50  # of a case's compressed arrays
-FLIP_MARGIN = 3e-6  # float32 noise: an int8 rounding closer than this to a tie may flip
-FLIP_TOLERANCE = 5e-2  # instead of TOLERANCE where roundings may flip: in the outside float32 run too
+MAX_EXPANSION = 50  # maximum compression ratio of a case's arrays
+FLIP_MARGIN = 3e-6  # float32 noise: an int8 rounding closer to a tie than this may flip
+FLIP_TOLERANCE = 5e-2  # instead of TOLERANCE if roundings may flip: those of the independent run may, too
 
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """As read. `samples`: the rows of the batch without their padding; `mask`, bool [B, T]: where these were."""
+    """A case as read. `samples`: rows of the batch without padding; `mask`: bool [B, T], false for padding."""
 
     name: str
     checkpoint: Checkpoint
     lora: LoraConfig
-    tensors: dict  # the adapter at the start, by PEFT name
+    tensors: dict  # the initial adapter, by PEFT name
     samples: list
     mask: np.ndarray
     settings: dict  # case.json
@@ -48,23 +48,23 @@ class GoldenCase:
         return {k.removeprefix(prefix): v for k, v in self.expected.items() if k.startswith(prefix)}
 
     def has(self, *names: str) -> bool:
-        """Whether any of these is expected; a name with a dot stands for all "<name><tensor>"."""
+        """Whether any of these is expected; a name that ends with a dot stands for all "<name><tensor>"."""
         return any(k in names or k.split(".")[0] + "." in names for k in self.expected)
 
     def may_flip(self, phase: str) -> bool:
-        """Whether a rounding of this phase ("loss", "steps" or "greedy") is so near a tie that it may flip."""
+        """Whether a rounding in this phase ("loss", "steps" or "greedy") is so close to a tie that it may flip."""
         margin = (self.settings.get("rounding_margin") or {}).get(phase)
         return margin is not None and margin < FLIP_MARGIN
 
     def tolerance(self, quantity: str, phase: str) -> float:
-        """The error that `quantity`, a name in `float32_vs_float64`, may have."""
+        """The largest allowed error of `quantity`, a key of `float32_vs_float64`."""
         drift = (self.settings.get("float32_vs_float64") or {}).get(quantity) or 0.0
         return max(FLIP_TOLERANCE if self.may_flip(phase) else TOLERANCE, DRIFTS * drift)
 
 
 @dataclass
 class Result:
-    """What a run of a case gave, in the expectation's form; None where nothing was expected."""
+    """The results of a case, in the form of the expected arrays; None for those that are not."""
 
     loss: float | None = None
     logits: np.ndarray | None = None  # [tokens, V]: the rows where the mask is 1
@@ -77,33 +77,33 @@ class Result:
 
 
 def choose_cases(paths: list[str]) -> tuple[list[Path], list[Path]]:
-    """(cases, others): a glob over cases also finds notes and folders of other things, which are no cases.
+    """(cases, others): a glob over cases may also match other files and folders, which are skipped.
 
-    A folder that holds any part of a case counts as one, and `read_case` says what it lacks; so does what does not
-    exist. UserError when no case is left.
+    A folder with any part of a case counts as one, and so does a path that does not exist: `read_case` reports what is
+    missing. Raises UserError if there is no case at all.
     """
     cases, others = [], []
     for path in map(Path, paths):
         is_case = not path.exists() or any((path / part).exists() for part in PARTS)
         (cases if is_case else others).append(path)
     if not cases:
-        raise UserError(f"{', '.join(map(str, others[:3]))}: no golden case directory, holding case.json")
+        raise UserError(f"{', '.join(map(str, others[:3]))}: wanted a golden case directory with a case.json")
     return cases, others
 
 
 def read_case(folder: str | Path, model: str | None = None) -> GoldenCase:
-    """Read and check a case; a case without a model of its own takes `model`.
+    """Read and check a case; `model` is for cases without a model of their own.
 
-    UserError, naming the file, for anything that is missing, damaged or does not fit together.
+    Raises UserError, naming the file, if anything is missing, damaged or does not fit together.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; wanted a golden case directory, holding case.json")
+        raise UserError(f"{folder}: no such folder; wanted a golden case directory with a case.json")
     settings = read_json_object(folder / "case.json")
     own = (folder / "config.json").exists()
     if not own and model is None:
         named = f"; case.json names {brief(settings['model'])}" if "model" in settings else ""
-        raise UserError(f"{folder}: holds no model (config.json); give one with --model{named}")
+        raise UserError(f"{folder}: has no model (config.json); pass one with --model{named}")
     checkpoint = open_checkpoint(folder if own else model)
     lora, tensors = read_adapter(folder / "adapter_init", checkpoint.config)
     samples, mask = _read_batch(folder / "batch.npz", checkpoint.config.vocab_size)
@@ -123,16 +123,16 @@ def _read_arrays(path: Path) -> dict:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (*_UNREADABLE, OSError) as error:
-        raise UserError(f"{path}: no readable .npz of plain arrays: {error}") from None
+        raise UserError(f"{path}: not a readable .npz of plain arrays: {error}") from None
 
 
 _UNREADABLE = (ValueError, EOFError, KeyError, AttributeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
 def _check_sizes(path: Path) -> None:
-    """ValueError unless each array holds the bytes that its shape says, and the file expands as numbers do.
+    """Raises ValueError if an array's size does not match its shape, or if the file is a decompression bomb.
 
-    NumPy allocates what a shape says before it reads.
+    NumPy allocates the whole array, as its header describes it, before reading.
     """
     with zipfile.ZipFile(path) as file:
         if sum(member.file_size for member in file.infolist()) > MAX_EXPANSION * path.stat().st_size + (16 << 20):
@@ -146,11 +146,11 @@ def _check_sizes(path: Path) -> None:
                 shape, _, dtype = read[version](stream)
                 held = member.file_size - stream.tell()
                 if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
-                    raise ValueError(f"{brief(member.filename)} holds {held} bytes, not those of {dtype} {shape}")
+                    raise ValueError(f"{brief(member.filename)} has {held} bytes, which do not match {dtype} {shape}")
 
 
 def _read_batch(path: Path, vocab: int) -> tuple[list, np.ndarray]:
-    """The rows as samples without their right padding, and where they were."""
+    """The rows as samples without their right padding, and the mask of their tokens."""
     arrays = _read_arrays(path)
     if missing := {"input_ids", "labels", "attention_mask"} - arrays.keys():
         raise UserError(f"{path}: {sorted(missing)[0]} is missing")
@@ -164,15 +164,15 @@ def _read_batch(path: Path, vocab: int) -> tuple[list, np.ndarray]:
         raise UserError(f"{path}: attention_mask has a 1 after a 0; wanted padding on the right only")
     real = ids[mask]
     if not np.issubdtype(ids.dtype, np.integer) or (real < 0).any() or (real >= vocab).any():
-        raise UserError(f"{path}: input_ids holds values that are no token of a vocabulary of {vocab}")
+        raise UserError(f"{path}: input_ids contains ids outside the vocabulary of {vocab}")
     rows = [Sample(i[m].astype(np.int32), x[m].astype(np.int32)) for i, x, m in zip(ids, labels, mask, strict=True)]
     if not any(row.targets for row in rows):
-        raise UserError(f"{path}: labels hold no target token")
+        raise UserError(f"{path}: labels contain no target token")
     return rows, mask
 
 
 def _check_expected(path: Path, case: GoldenCase):
-    """UserError unless the expected arrays are of this model, adapter and batch, and there is something to check."""
+    """Raises UserError if the expected arrays do not fit the model, adapter and batch, or there are none."""
     vocab = case.checkpoint.config.vocab_size
     shapes = {"loss": (), "logits": (*case.mask.shape, vocab), "step_losses": (STEPS,), "grad_norms": (STEPS,)}
     for prefix in ("grad", "after3", "grad_norm"):
@@ -186,11 +186,11 @@ def _check_expected(path: Path, case: GoldenCase):
         for name in (kind, f"{kind}_prompt"):
             ids = case.expected.get(name, np.zeros(1, int))
             if ids.ndim != 1 or not ids.size or (ids < 0).any() or (ids >= vocab).any():
-                raise UserError(f"{path}: {name} is no list of tokens of a vocabulary of {vocab}")
+                raise UserError(f"{path}: {name} is not a list of token ids in a vocabulary of {vocab}")
         if kind in case.expected:
             shapes[f"{kind}_gap"] = case.expected[kind].shape
     for name, shape in shapes.items():
         if name in case.expected and case.expected[name].shape != shape:
             raise UserError(f"{path}: {name} has shape {case.expected[name].shape}; wanted {shape}")
     if not any(name in shapes for name in case.expected):
-        raise UserError(f"{path}: holds nothing that can be checked, only {sorted(case.expected)[:3]}")
+        raise UserError(f"{path}: contains nothing to check, only {sorted(case.expected)[:3]}")

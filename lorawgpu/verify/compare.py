@@ -1,4 +1,4 @@
-"""How far from a golden case's expectation a result may be, and what is said of one that is further."""
+"""Compares results with a golden case: tolerances, and messages for what exceeds them."""
 
 import sys
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ import numpy as np
 
 from lorawgpu.verify.cases import GoldenCase, Result
 
-GREEDY_GAP, FLIP_GREEDY_GAP = 1e-3, 0.1  # a choice whose logit margin is smaller may differ
-TINY = 1e-4  # a gradient beside the largest of its tensor: float32 sums err by 1e-6 of that
-MOST = 0.9  # share of a difference (squared) that makes it one element's
-QUANTITIES = {  # of a JSON line: the name that case.json gives to the drift of this quantity
+GREEDY_GAP, FLIP_GREEDY_GAP = 1e-3, 0.1  # a choice with a smaller logit margin may differ
+TINY = 1e-4  # gradient relative to the largest of its tensor: float32 sums err by 1e-6 of that
+SINGLE_SHARE = 0.9  # of a squared difference: one element with more is blamed for all of it
+QUANTITIES = {  # key of a JSON line: the quantity's name in case.json's `float32_vs_float64`
     "loss_abs_err": "loss",
     "logits_rel": "logits",
     "grad_rel_max": "grad",
@@ -33,13 +33,13 @@ class Check:
 
 
 def relative_error(got, expected) -> float:
-    """||got - expected|| / ||expected||; the numerator alone where nothing is expected."""
+    """||got - expected|| / ||expected||; only the numerator if expected is 0."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     return float(np.linalg.norm(got - expected) / (np.linalg.norm(expected) or 1.0))
 
 
 def compare(case: GoldenCase, result: Result) -> list[Check]:
-    """All numeric comparisons of a case: one a quantity and phase, with the worst tensor or step."""
+    """All numeric comparisons of a case: one per quantity and phase, with the worst tensor or step."""
     x, checks = case.expected, []
 
     def add(key, phase, errors: dict):
@@ -63,17 +63,17 @@ def compare(case: GoldenCase, result: Result) -> list[Check]:
             add(key, "steps", {f"step {i}": error(got, want) for i, (got, want) in pairs})
     updates = {}
     for name, stepped in case.part("after3").items():
-        start = case.tensors[name].astype(np.float64)  # the update is compared: the start would hide it
+        start = case.tensors[name].astype(np.float64)  # compare only the update, which is small next to the start
         updates[name] = relative_error(result.after3[name] - start, stepped - start)
     add("after3_rel_max", "steps", updates)
     return checks
 
 
 def lone_element(case: GoldenCase, result: Result, name: str) -> str | None:
-    """What to say of an update that differs in one element alone, where the gradient is far below its tensor's largest.
+    """An explanation for an update that differs in a single element with a tiny gradient, else None.
 
-    Adam divides a gradient by its own size: rounding that is nothing beside the tensor's gradients becomes a whole
-    update where the gradient is as small. None where the difference is elsewhere too, or nothing is known of it.
+    Adam divides a gradient by its own size. So rounding that is negligible in the tensor's gradients becomes a full
+    update where the gradient is equally small.
     """
     gradient = case.expected.get(f"grad.{name}")
     off = np.abs(np.asarray(result.after3[name], np.float64) - case.expected[f"after3.{name}"])
@@ -81,19 +81,19 @@ def lone_element(case: GoldenCase, result: Result, name: str) -> str | None:
         return None
     at = np.unravel_index(off.argmax(), off.shape)
     size, share = abs(gradient[at]) / np.abs(gradient).max(), off[at] ** 2 / np.square(off).sum()
-    if size > TINY or share < MOST:
+    if size > TINY or share < SINGLE_SHARE:
         return None
     return (
         f"{share:.0%} of it is element {list(map(int, at))}, whose gradient is {size:.0e} of its tensor's largest. "
-        "Adam magnifies the rounding of so small a gradient: if the gradients are ok, this says little of the device"
+        "Adam magnifies the rounding of so small a gradient: if the gradients are ok, the device probably is too"
     )
 
 
 def greedy_difference(case: GoldenCase, kind: str, logits: np.ndarray) -> str | None:
-    """The first choice of `kind` ("greedy" or "base_greedy") that may not differ and does; None when there is none.
+    """The first choice of `kind` ("greedy" or "base_greedy") that differs though it may not, or None.
 
-    logits [tokens, V] before each expected token, with the expected ones fed. A case that gives no margins is judged
-    by ours: the expected token may then lie that little below our choice.
+    logits: [tokens, V] before each expected token, with the expected tokens as input. If the case has no margins, ours
+    are used: how far the expected token is below our choice.
     """
     allowed = FLIP_GREEDY_GAP if case.may_flip("greedy") else GREEDY_GAP
     gaps = case.expected.get(f"{kind}_gap")
@@ -101,12 +101,12 @@ def greedy_difference(case: GoldenCase, kind: str, logits: np.ndarray) -> str | 
         choice = int(row.argmax())
         gap = row[choice] - row[token] if gaps is None else gaps[i]
         if not np.isfinite(row).all() or (choice != token and not gap < allowed):
-            return f"{kind} token {i + 1} is {choice}, expected {token} (margin {gap:.3g}, {allowed:g} may differ)"
+            return f"{kind} token {i + 1} is {choice}, expected {token} (margin {gap:.3g}, allowed below {allowed:g})"
     return None
 
 
 def judge(case: GoldenCase, result: Result) -> tuple[dict, list]:
-    """The JSON line of a case, and a sentence for everything that is not ok."""
+    """The JSON line of a case, and a message for everything that is not ok."""
     checks = compare(case, result)
     faults = [_fault(case, result, check) for check in checks if not check.ok]
     matches = {}
@@ -134,5 +134,5 @@ def _fault(case: GoldenCase, result: Result, check: Check) -> str:
 
 
 def _finite(error: float) -> float:
-    """JSON has no NaN and no infinity: the largest number stands for them."""
+    """The largest float in place of NaN and infinity, which JSON does not have."""
     return float(np.nan_to_num(error, nan=sys.float_info.max, posinf=sys.float_info.max))

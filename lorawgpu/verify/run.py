@@ -1,4 +1,4 @@
-"""Computes on a device what a golden case expects."""
+"""Computes the results of a golden case on a device."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from lorawgpu.weights.device_model import load_model
 
 
 def optimizer_of(settings: dict) -> AdamW:
-    """AdamW as case.json's `adamw` says; its defaults for a case without optimizer steps."""
+    """AdamW with the settings of case.json's `adamw`; defaults for a case without optimizer steps."""
     if not settings:
         return AdamW()
     beta1, beta2 = settings["betas"]
@@ -21,15 +21,15 @@ def optimizer_of(settings: dict) -> AdamW:
 
 
 def tokens_to_decode(case: GoldenCase, kind: str) -> tuple[np.ndarray, int]:
-    """Prompt and expected continuation of `kind`, and the length of the prompt."""
+    """Prompt and expected continuation of `kind` as ids, and the length of the prompt."""
     prompt, text = case.expected[f"{kind}_prompt"], case.expected[kind]
     return np.concatenate([prompt, text]).astype(np.int32), len(prompt)
 
 
 def logits_before(device, model, adapter, ids: np.ndarray, start: int, kernels: KernelCache) -> np.ndarray:
-    """Logits [len(ids) - start, V] that choose each token from `start` on; decoded as `generate` does, `ids` being fed.
+    """Logits [len(ids) - start, V] before each token from `start` on, decoded as in `generate` with `ids` as input.
 
-    adapter: the buffers of an engine, or None for the bare model.
+    adapter: the buffers of an engine, or None for the base model.
     """
     decoder = Decoder(device, model, adapter, context=len(ids), kernels=kernels)
     decoder.start([ids[:start].tolist()])
@@ -41,7 +41,7 @@ def logits_before(device, model, adapter, ids: np.ndarray, start: int, kernels: 
 
 
 def run_case(device, case: GoldenCase, kernels: KernelCache | None = None, **options) -> Result:
-    """Compute on `device` all that a case expects; `options` go to engine.Options."""
+    """Compute on `device` everything that a case expects; `options` are passed to engine.Options."""
     model = load_model(device, case.checkpoint)
     greedy = {kind: tokens_to_decode(case, kind) for kind in ("greedy", "base_greedy") if kind in case.expected}
     tokens, longest = sum(len(s) for s in case.samples), max(len(s) for s in case.samples)
@@ -67,7 +67,7 @@ def run_case(device, case: GoldenCase, kernels: KernelCache | None = None, **opt
 
 
 def take_steps(engine: Engine, batch, lr: float) -> tuple[list, list]:
-    """The losses and gradient norms of optimizer steps on one batch."""
+    """Take STEPS optimizer steps on one batch; returns their losses and gradient norms."""
     losses, norms = [], []
     for step in range(1, STEPS + 1):
         engine.step([batch], step, lr)

@@ -39,6 +39,10 @@ class GgufCheckpoint(Checkpoint):
         """Whether any tensor is stored in quantized blocks."""
         return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
 
+    def settings(self) -> bytes:
+        metadata = self._file.metadata
+        return repr([(key, metadata[key]) for key in sorted(metadata) if not key.startswith("tokenizer.")]).encode()
+
     def dense(self, name: str) -> Dense:
         data, kind = self._file.read(self._gguf_names[name])
         if heads := permuted_heads(name.removesuffix(".weight"), self.config, self._family):

@@ -40,6 +40,9 @@ class HfFolder(Checkpoint):
         self._shapes = expected_tensors(self.config)
         self._check()
 
+    def settings(self) -> bytes:
+        return (self.path / "config.json").read_bytes()
+
     def dense(self, name: str) -> Dense:
         dtype = self._dtype(name)
         if dtype not in DENSE_TYPES:

@@ -14,7 +14,7 @@ from lorawgpu.weights.device import empty_weight
 from lorawgpu.weights.device_model import Layer, Model
 from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, is_linear
 
-ONES = 3  # `kind` in random.wgsl; the kinds for stores are in ops/stores.py
+ONES = 3  # `kind` in random_weights.wgsl; the kinds for stores are in ops/stores.py
 
 
 def shape_config(*, layers, hidden, heads, kv_heads, head_dim, mlp, vocab, bitnet=False, tied=True, theta=1e4):
@@ -97,7 +97,7 @@ def meta_model(device, checkpoint: Checkpoint) -> Model:
 def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model:
     """A model with random weights: dense ones are N(0, 1/in) in `store`; ternary ones are uniform over -1, 0, 1.
 
-    ValueError for a store that random.wgsl cannot fill.
+    ValueError for a store that random_weights.wgsl cannot fill.
     """
 
     def store_of(name):
@@ -112,7 +112,7 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
         words = tensor.nbytes // 4
         grid = fold_elements(words, 1)
         params = {"count": words, "stride": grid[0] * WG, "kind": kind, "seed": next(seeds), "scale": scale}
-        plan.record("random", "main", grid, params=params, out=tensor)
+        plan.record("random_weights", "main", grid, params=params, out=tensor)
 
     norms = [norm for layer in model.layers for norm in layer.norms.values()] + [model.norm]
     with plan.section("fill"):

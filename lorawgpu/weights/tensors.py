@@ -65,6 +65,10 @@ class Checkpoint(ABC):
         return list(expected_tensors(self.config))
 
     @abstractmethod
+    def settings(self) -> bytes:
+        """What the files say about the model besides its weights, to tell models apart."""
+
+    @abstractmethod
     def dense(self, name: str) -> Dense:
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 

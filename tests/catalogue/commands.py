@@ -45,7 +45,7 @@ def empty_run(folder):
 
 
 def spoken(folder, *argv, template=None, bos="<s>", **keys):
-    """Text from a model with a tokenizer."""
+    """`generate` with a model that has a tokenizer."""
     model = copy_of(DENSE, folder)
     (model / "tokenizer.json").write_text(backend().to_str())
     names = {"bos_token": bos, "eos_token": "</s>", "chat_template": template}
@@ -59,12 +59,12 @@ def talk(*argv, **keys):
 
 
 CASES = {
-    "nothing to begin with": (talk("--prompt", "", "--raw", bos=None), "the prompt is empty, and this model has no to"),
-    "no template": (talk("--prompt", "a", "--system", "b"), "this model has no chat template: ask with --raw"),
+    "nothing to start from": (talk("--prompt", "", "--raw", bos=None), "the prompt is empty, and this model has no BO"),
+    "no template": (talk("--prompt", "a", "--system", "b"), "this model has no chat template: use --raw"),
     "a prompt beyond the context": (talk("--prompt", "a b c d e f", "--raw", max_position_embeddings=4), "tokens"),
-    "no such command": (says("trane"), "no command 'trane'; the nearest one is 'train'"),
-    "an option of nobody": (says("doctor", "--fix"), "unrecognized arguments: --fix (see lorawgpu doctor --help)"),
-    "folders of no case": (says("verify", GOLDEN / "README.md", "{t}"), "no golden case directory, holding case.json"),
+    "no such command": (says("trane"), "unknown command 'trane'; the nearest one is 'train'"),
+    "an unknown option": (says("doctor", "--fix"), "unrecognized arguments: --fix (see lorawgpu doctor --help)"),
+    "folders of no case": (says("verify", GOLDEN / "README.md", "{t}"), "wanted a golden case directory"),
     "no cases": (says("verify"), "the following arguments are required: CASE_DIR"),
     "a word for a number": (generate("--prompt", "a", "--top-k", "few"), "argument --top-k: invalid int value: 'few'"),
     "no prompt": (generate(), "one of the arguments --prompt --prompts --chat is required"),
@@ -73,20 +73,20 @@ CASES = {
     "raw turns": (generate("--chat", "--raw"), "--raw has no turns"),
     "heat below zero": (generate("--prompt", "a", "--temperature", -1), "temperature is -1.0; wanted a value from 1"),
     "no file of prompts": (generate("--prompts", "{t}/none"), "none: No such file or directory"),
-    "an empty file of prompts": (partial(lines, content=b"\n"), "holds no prompt; wanted one a line"),
-    "prompts of no UTF-8": (partial(lines, content=b"a\xff"), "p.txt: not UTF-8 (byte 2)"),
+    "an empty file of prompts": (partial(lines, content=b"\n"), "holds no prompt; wanted one per line"),
+    "prompts not in UTF-8": (partial(lines, content=b"a\xff"), "p.txt: not UTF-8 at byte 2"),
     "text without a tokenizer": (generate("--prompt", "a"), "no tokenizer.json"),
-    "a folder that is there": (exists, "exists already; remove it or give --out another name"),
+    "an existing folder": (exists, "already exists; remove it, or give --out an"),
     "no such format": (export("--to", "onnx"), "invalid choice: 'onnx'"),
-    "architecture of PEFT": (export("--to", "peft", "--arch", "llama"), "only --to gguf has an architecture"),
-    "dequantised PEFT": (export("--to", "peft", "--dequantize"), "--dequantize: only --to merged writes weights"),
+    "architecture of PEFT": (export("--to", "peft", "--arch", "llama"), "only --to gguf takes an architecture"),
+    "dequantized PEFT": (export("--to", "peft", "--dequantize"), "--dequantize: only --to merged writes base"),
     "no base to merge into": (export("--to", "merged"), "names no base model, and this export needs one"),
-    "a base that is gone": (partial(of_base, base="/nowhere/base"), "the base model /nowhere/base: /nowhere/base: no"),
+    "a missing base": (partial(of_base, base="/nowhere/base"), "the base model /nowhere/base: /nowhere/base: no"),
     "a ternary base": (export("--to", "merged", "--model", TERNARY, adapter=TERNARY / "adapter_init"), "is ternary, s"),
-    "a dense base dequantised": (export("--to", "merged", "--model", DENSE, "--dequantize"), "--dequantize is for ter"),
-    "an architecture of nobody": (export("--to", "gguf", "--model", DENSE, "--arch", "mamba"), "--arch mamba: for a b"),
+    "a dense base dequantized": (export("--to", "merged", "--model", DENSE, "--dequantize"), "--dequantize is for ter"),
+    "an unknown architecture": (export("--to", "gguf", "--model", DENSE, "--arch", "mamba"), "--arch mamba: wanted "),
     "no such run": (says("report", "{t}/none"), "no such folder; wanted the output_dir of a run"),
-    "a folder that is no run": (empty_run, "holds no run"),
+    "a folder without a run": (empty_run, "holds no run"),
     "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a par"),
     "a device too many": (says("doctor", "--device", 99), "device '99': no adapter has that index"),
 }  # fmt: skip

@@ -1,34 +1,35 @@
-"""Messages that no case of the catalogue prints: a few words of each, and where it is tested or why no file causes it.
+"""Messages that no case of the catalogue prints: a few words of each, and the test that does, or why no file can.
 
-The words may be of several messages. They are looked up in the source (tests/messages.py), where a message that has no
-words of its own is known by its {expressions}.
+The words may match several messages. They are looked up in the source (tests/messages.py); a message without words of
+its own is listed by its {expressions}.
 """
 
 ELSEWHERE = {
-    # Of `train` and `evaluate`, in their own list
-    "{message(": "test_errors.py: all that is wrong with a config",
+    # `train` and `evaluate`, which have their own list
+    "{format_problems(": "test_errors.py: everything that is wrong with a config",
     "no entry": "test_config.py",
-    "wanted a number where": "test_config.py",
-    "which config?": "test_errors.py",
+    "not an entry": "test_config.py",
+    "is a list; wanted a number": "test_config.py",
+    "no config given": "test_errors.py",
     "--preview": "test_errors.py",
     "--sequence-len": "test_errors.py",
     "--skip-bad-lines": "test_errors.py",
-    "none left": "test_errors.py",
-    "would leave nothing to train": "test_errors.py",
+    "nothing to {loading.purpose}": "test_errors.py",
+    "leaves nothing to train on": "test_errors.py",
     "more than sequence_len": "test_errors.py",
-    "{words.missing}": "test_errors.py: text without a tokenizer",
-    "another; remove": "test_errors.py",
+    "{text.missing}": "test_errors.py: text without a tokenizer",
+    "to continue from (": "test_errors.py",
     "model_type": "test_errors.py",
     "hidden_act": "test_errors.py",
     "rope_type": "test_errors.py",
     "use_dora": "test_errors.py",
-    "not valid JSON (": "test_errors.py; the catalogue's is taken for the longer one of an array",
-    "trained are turns of": "test_chat.py",
-    # They need a whole run, a library that is missing, or a network
+    "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
+    "conversation has no target tokens": "test_chat.py",
+    # Messages that need a whole run, a missing library, or a network
     "made by another run": "test_resume.py",
-    "steps: raise max_steps": "test_resume.py: a run that is made shorter than it is",
-    "another run is training": "test_resume.py",
-    "holds the config": "test_occupied.py",
+    "steps: raise max_steps": "test_resume.py: a run made shorter than its checkpoint",
+    "another run is using": "test_resume.py",
+    "holds the config file": "test_run_dir.py",
     "<step> folder to resume from": "test_checkpoint.py",
     "does not fit the adapter": "test_checkpoint.py",
     "sample_prompts": "test_train.py",
@@ -40,19 +41,19 @@ ELSEWHERE = {
     "no such adapter": "test_errors.py",
     "LORAWGPU_": "test_device.py",
     "memory ran out": "test_dataset.py: a process that is killed",
-    "lorawgpu[zstd]": "test_data_files.py",
-    "lorawgpu[parquet]": "test_data_files.py",
-    "lorawgpu[hub]": "test_hub.py, test_data_files.py",
+    "pip install zstandard": "test_data_files.py",
+    "pip install pyarrow": "test_data_files.py",
+    "pip install huggingface_hub": "test_hub.py, test_data_files.py",
     "no such file or folder here": "test_data_files.py",
     "hub repository": "test_data_files.py",
     "no such file or folder, and": "test_hub.py",
-    "matplotlib": "test_report.py",
+    "pip install matplotlib": "test_report.py",
     "are not exported": "test_export.py",
     "rope_freqs.weight is": "test_export_merged.py",
     "block type": "test_gguf.py",
-    "weight_scale, or": "test_loader.py",
-    # Python callers only: a command checks before, or never asks
-    "no setting": "test_api.py",
+    "values other than -1, 0 and 1": "test_loader.py",
+    # Python callers only: commands check earlier
+    "unknown setting": "test_api.py",
     "lorawgpu.Sampling": "test_api.py",
     "; wanted a {KINDS": "test_api.py",
     "; wanted a whole number of at least 1": "test_api.py",
@@ -60,7 +61,7 @@ ELSEWHERE = {
     "raw=True": "test_api.py",
     "a list of token ids": "test_api.py",
     "ids has": "test_api.py",
-    "ids holds": "test_api.py",
+    "ids contains": "test_api.py",
     "records is": "test_api.py",
     "records, line": "test_api.py",
     "weight of a data set": "the config checks weights first; test_batching.py",
@@ -71,11 +72,11 @@ ELSEWHERE = {
     "data set type": "the config refuses unknown types; test_formats.py",
     "object of settings, got {type(": "read_json_object refuses it first; test_model_config.py",
     "is not ternary; GGUF": "a GGUF's config is never ternary",
-    ", not supported; supported": "the header is checked when the model is opened; test_safetensors_file.py",
-    "{path.with_name(CONFIG_FILE)}: {error}": "only adds the file to a message of the config's",
-    # The disk or another process: between two looks at one file
+    "has unsupported dtype": "the header is checked when the model is opened; test_safetensors_file.py",
+    "{path.with_name(ADAPTER_CONFIG_FILE)}: {error}": "only adds the file name to another message",
+    # The disk or another process
     "cannot be mapped": "a file that shrinks after its header was checked",
-    # Exit codes 1 and 3: a check that failed or a device that did, injected
+    # Exit codes 1 and 3: failed checks and devices, injected
     "The last good checkpoint": "test_bad_steps.py, test_full_disk.py",
     "No checkpoint was saved": "test_bad_steps.py, test_full_disk.py",
     "not saved:": "test_checkpoint.py, test_adapter_files.py",
@@ -87,7 +88,8 @@ ELSEWHERE = {
     "It would fit with": "test_device_trouble.py",
     "{'\\n  '.join(['not ok:'": "test_verify.py",
     ", read back": "test_export.py, test_export_faults.py",
-    "with the adapter merged": "test_export.py",
+    "other logits than our adapter": "test_export_merged.py",
+    "with the adapter merged": "test_export_merged.py",
     "not finite, first in": "test_generate.py",
     "{advice(": "test_doctor.py",
     "out of GPU memory": "test_device.py: a full card",

@@ -1,5 +1,6 @@
 """Configs and checkpoints of `train`, beyond those of tests/test_errors.py."""
 
+from dataclasses import replace
 from functools import partial
 
 from test_checkpoint import snapshot
@@ -7,6 +8,7 @@ from tiny_run import write_config
 
 from lorawgpu.files.run_folder import OPTIMIZER_FILE, STATE_FILE
 from lorawgpu.train.checkpoint import save_checkpoint
+from lorawgpu.train.resume import FORMAT
 
 
 def config(folder, content, *argv):
@@ -18,10 +20,15 @@ def option(*argv):
     return lambda folder: ["train", write_config(folder), *argv]
 
 
-def resume(folder, spoil=lambda path: None, choice="{checkpoint}", steps=(7,)):
-    """A run with checkpoints of another origin, the last of which was spoiled; `choice` None: not resumed."""
+def resume(folder, spoil=lambda path: None, choice="{checkpoint}", steps=(7,), **state):
+    """A run with foreign checkpoints, the last of which was spoiled; `choice` None: not resumed.
+
+    `state`: entries added to that of the trainer.
+    """
     path = write_config(folder)
-    saved = [save_checkpoint(folder / "out", snapshot(step), "base") for step in steps]
+    taken = [snapshot(step) for step in steps]
+    taken = [replace(one, state=one.state | state) for one in taken]
+    saved = [save_checkpoint(folder / "out", one, "base") for one in taken]
     for last in saved[-1:]:
         spoil(last)
     chosen = choice and choice.format(checkpoint=saved[0] if saved else "")
@@ -40,26 +47,27 @@ def cut(name):
 
 CASES = {
     "a config that is data": (partial(config, content=b"a: 1\n" * (1 << 18)), "larger than 1,048,576 bytes"),
-    "a config of no UTF-8": (partial(config, content=b"a: \xff\n"), "not UTF-8 at byte 3: save the file as UTF-8"),
-    "a config that is no YAML": (partial(config, content=b"a: [1\n"), "not valid YAML"),
-    "a date that is none": (partial(config, content=b"output_dir: 2024-99-99\n"), "not valid YAML: month"),
+    "a config not in UTF-8": (partial(config, content=b"a: \xff\n"), "not UTF-8 at byte 3: save the file as UTF-8"),
+    "a config that is not YAML": (partial(config, content=b"a: [1\n"), "not valid YAML"),
+    "an invalid date": (partial(config, content=b"output_dir: 2024-99-99\n"), "not valid YAML: month"),
     "a config of a list": (partial(config, content=b"[1]\n"), "contains a list; wanted `key: value` lines"),
     "a config of text": (partial(config, content=b"hello\n"), "contains a str; wanted `key: value` lines"),
     "two configs": (partial(config, content=b"a: 1\n---\nb: 1\n"), "line 2, column 1: a second YAML document starts"),
     "no config": (lambda t: ["train", t / "none.yaml"], "none.yaml: cannot read the config: No such file"),
     "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),
-    "a setting of no YAML": (option("--set", "lora_r=[1"), "--set: lora_r: got '[1'; input should be a valid i"),
-    "a setting of nowhere": (option("--set", "datasets.7.path=a"), "datasets has no entry 7: it has 1, count"),
-    "a run that is there": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
-    "an adapter that is there": (there, "already holds adapter_model.safetensors of another run or of you"),
+    "a setting that is not YAML": (option("--set", "lora_r=[1"), "--set: lora_r: got '[1'; input should be a valid i"),
+    "a setting of no entry": (option("--set", "datasets.7.path=a"), "datasets has no entry 7: it has 1, count"),
+    "an existing run": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
+    "an existing adapter": (there, "already holds adapter_model.safetensors of another run or of y"),
     "an adapter to resume from": (lambda t: there(t, "--resume", "auto"), "and no checkpoint to resume from"),
     "a folder beyond any name": (option("--set", f"output_dir={'a' * 300}"), "cannot be created or written to"),
-    "a checkpoint of another run": (resume, "its state lacks or garbles"),
+    "a checkpoint of another version": (resume, "another version of lorawgpu wrote this checkpoint"),
+    "a checkpoint with a part missing": (partial(resume, format=FORMAT), "is missing or malformed in its state"),
     "a checkpoint without moments": (partial(resume, spoil=lambda p: (p / OPTIMIZER_FILE).unlink()), "is missing"),
-    "a checkpoint that is cut": (partial(resume, spoil=cut(OPTIMIZER_FILE)), "is not the file that was saved (cut sho"),
+    "a truncated checkpoint": (partial(resume, spoil=cut(OPTIMIZER_FILE)), "is not the file that was saved (trunc"),
     "a checkpoint of no state": (partial(resume, spoil=lambda p: (p / STATE_FILE).write_text("{}")), "not the state o"),
-    "a checkpoint that is gone": (partial(resume, choice="nowhere", steps=()), "nowhere: no such folder; wanted a che"),
-    "no checkpoint that is whole": (partial(resume, spoil=cut(STATE_FILE), choice="auto"), "none of its 1 checkpoints"),
-    "a later one that is gone": (partial(resume, choice="nowhere"), "nowhere: no such folder; wanted a che"),
-    "a checkpoint with later ones": (partial(resume, steps=(7, 9)), "holds checkpoint-9, which another course of trai"),
+    "a missing checkpoint": (partial(resume, choice="nowhere", steps=()), "nowhere: no such folder; wanted a che"),
+    "no complete checkpoint": (partial(resume, spoil=cut(STATE_FILE), choice="auto"), "none of its 1 checkpoints"),
+    "a missing checkpoint of a run": (partial(resume, choice="nowhere"), "nowhere: no such folder; wanted a che"),
+    "a checkpoint with later ones": (partial(resume, steps=(7, 9)), "already holds checkpoint-9"),
 }  # fmt: skip
