@@ -115,7 +115,7 @@ def test_the_plan_says_that_samples_are_longer_than_the_context(tmp_path):
     for model in (GOLDEN / "llama_dense", folder):
         run = prepare(load_config(write_config(tmp_path, base_model=str(model))))
         said[model] = plan_of(run, build_engine(run, open_dry_device()))["data"]
-    assert "beyond the model's context of 8, which generate keeps to" in said[folder]
+    assert "beyond the model's context of 8" in said[folder]
     assert "context" not in said[GOLDEN / "llama_dense"]
 
 
@@ -146,5 +146,5 @@ def test_without_any_adapter_it_plans_with_the_limits_that_are_guaranteed(tmp_pa
     assert train.main([str(config := write_config(tmp_path)), "--dry-run", "--device", "gpu"]) == 0
     out = capsys.readouterr().out
     assert "no GPU adapter here" in out and "planned with the limits that WebGPU guarantees" in out
-    assert "max-storage-buffer-binding-size 128.0 MiB" in out and "MiB of the device" in out
+    assert "max-storage-buffer-binding-size 128.0 MiB" in out and "MiB on the device" in out
     assert train.main([str(config)]) == 2 and "no GPU adapter found" in capsys.readouterr().err
