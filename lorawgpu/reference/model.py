@@ -231,7 +231,7 @@ def head_weight(model):
 def model_forward(model, batch):
     """-> logits [M, V] of all rows, saved."""
     saved = {}
-    x = embedding_forward(batch.ids, model.weights["model.embed_tokens.weight"]) * model.config.embed_scale
+    x = embedding_forward(batch.ids, model.weights["model.embed_tokens.weight"], model.config.embed_scale)
     for layer in range(model.config.num_hidden_layers):
         x = block_forward(model, layer, x, batch, saved)
     return dense_forward(norm_forward(model, "model.norm", x, saved), head_weight(model)), saved
