@@ -256,7 +256,9 @@ def cross_entropy(lab, variant, rows, vocab, chunk, scale=5.0, offset=0.0):
     """
     ids = np.arange(rows, dtype=np.int32)[::-1] * 7 % vocab
     ids[0] = vocab - 1
-    ids[-1:], ids[4:-1] = -1, -100
+    ids[-1:] = -1
+    if rows >= 5:
+        ids[-2] = -100
     chunks = -(-rows // chunk)
     logits = (scale * normal(chunks * chunk, vocab) + offset).astype(np.float32)
     padded_logits = pad(logits)
