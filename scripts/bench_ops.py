@@ -31,7 +31,6 @@ ROW_KERNELS = {  # (name, function of `doctor`, its sizes) for M tokens
         ("RoPE", rows.rotary, (M, 20, 5, 128, 0, M)),
         ("relu2 gate", rows.gate, ("relu2", M, 6912)),
         ("dropout", rows.adapter_dropout, (M, 2560)),
-        ("embedding", products.embedding, ("bf16", 2560, M, M)),
         ("gather", rows.gather, (M, 2560, M // 2)),
         ("cross-entropy", rows.cross_entropy, ("plain", M // 8, 128256, M // 8)),
         ("AdamW", optimizer.adamw, (2, 1.0, 20_000_000)),
