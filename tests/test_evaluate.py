@@ -118,3 +118,12 @@ def test_a_length_that_is_too_small_or_too_large(tmp_path, capsys):
     assert "nothing to evaluate: 4 samples without a target token in their first 2 tokens" in capsys.readouterr().err
     assert command.main([*argv, "99999999999"]) == 2
     assert "--sequence-len 99999999999: wanted at least 2 tokens and at most 2147483647" in capsys.readouterr().err
+
+
+def test_the_template_is_the_one_that_the_adapter_was_trained_with(tmp_path):
+    """As generate has it: the loss with another template would say nothing about this adapter."""
+    checkpoint = open_checkpoint(MODEL)
+    (tmp_path / "config.yaml").write_text("chat_template: chatml\n")
+    line = ["--model", str(MODEL), "--adapter", str(tmp_path), "--data", "x.jsonl"]
+    assert command.config_of(command.parse(line), checkpoint).chat_template == "chatml"
+    assert command.config_of(command.parse([*line, "--chat-template", "gemma"]), checkpoint).chat_template == "gemma"

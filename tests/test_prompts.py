@@ -54,6 +54,9 @@ def test_the_template_of_the_run_comes_before_the_models(tmp_path):
     config = {"base_model": str(CASE), "datasets": [{"path": str(CASE)}], "chat_template": "chatml", "max_steps": 1}
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(run)}))
     assert template_for(tokenizer, adapter).source == template_for(tokenizer, run).source == BUILT_IN["chatml"]
+    moved = {"datasets": [{"path": "/gone.jsonl"}], "key_of_another_version": 1, "chat_template": "chatml"}
+    (run / "config.yaml").write_text(yaml.safe_dump(moved))  # only the template is read
+    assert template_for(tokenizer, adapter).source == BUILT_IN["chatml"]
     (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert template_for(tokenizer, adapter).source == "{{ messages[0].content }}"
     assert template_for(tokenizer, adapter, "bitnet").source == BUILT_IN["bitnet"]

@@ -159,6 +159,8 @@ class LoadedModel:
 
     def _answerer(self, prompts: list[list[int]], use_adapter: bool) -> Answerer:
         """The answerer with or without the adapter. Raises UserError for a prompt beyond the model's context."""
+        if not prompts:
+            raise UserError("prompts is empty; wanted at least one prompt")
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest > limit:
             raise UserError(f"the prompt has {longest} tokens, the model's context is {limit}: shorten it")

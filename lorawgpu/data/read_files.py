@@ -164,7 +164,7 @@ def _excerpt(text: str, at: int) -> str:
 def _reason(error: Exception) -> str:
     """What is wrong with the JSON, without the decoder's line number, which is not the file's."""
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
     return str(error)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.cli import add_device_option, add_model_options, main_of, parser_of
@@ -15,6 +16,7 @@ from lorawgpu.data.preview import summary
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
+from lorawgpu.generate.prompts import template_choice
 from lorawgpu.gpu import device_errors, open_device
 from lorawgpu.lora.base_name import note_other_base
 from lorawgpu.lora.layout import AdapterLayout
@@ -34,7 +36,7 @@ def parse(argv: list[str]) -> Namespace:
     )
     usage = "truncate longer samples to N tokens (default: the model's context)"
     parser.add_argument("--sequence-len", metavar="N", type=int, help=usage)
-    usage = f"one of {', '.join(BUILT_IN)}, a Jinja file or the template itself (default: the model's)"
+    usage = f"one of {', '.join(BUILT_IN)}, a Jinja file or source (default: the adapter's, else the model's)"
     parser.add_argument("--chat-template", metavar="T", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
@@ -45,13 +47,15 @@ def parse(argv: list[str]) -> Namespace:
 
 def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
     """The config with which a training run would read the data; the defaults come from the schema."""
-    template = "chat_template" if args.chat_template in BUILT_IN else "chat_template_jinja"
+    adapter = Path(args.adapter) if args.adapter is not None else None
+    name, jinja = template_choice(adapter, args.chat_template)
     return TrainConfig(
         base_model=args.model,
         datasets=[{"path": args.data}],
         sequence_len=args.sequence_len or checkpoint.config.max_position_embeddings,
         excess_length_strategy="truncate",
-        **{template: args.chat_template},
+        chat_template=name,
+        chat_template_jinja=jinja,
     )
 
 

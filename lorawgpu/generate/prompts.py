@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.source import read_yaml
 from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, RUN_CONFIG_FILE
 from lorawgpu.tokenizer.hf import Tokenizer
@@ -17,20 +17,29 @@ INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
 def template_for(tokenizer: Tokenizer, adapter: Path | None = None, given: str | None = None) -> ChatTemplate | None:
     """The chat template for prompts: `given` (a built-in name, a file or the template itself), else the one that the
     adapter was trained with (chat_template.jinja in its folder, or the config of its run), else the model's own."""
-    name, jinja = (given, None) if given in BUILT_IN else (None, given)
-    if given is None and adapter is not None:
-        name, jinja = _of_run(adapter)
+    name, jinja = template_choice(adapter, given)
     return resolve_template(name, jinja, tokenizer.chat_template, tokenizer.special_tokens)
 
 
+def template_choice(adapter: Path | None, given: str | None) -> tuple[str | None, str | None]:
+    """(built-in name, file or source) by the rule of `template_for`, one of them None; both None: the model's own."""
+    if given is not None:
+        return (given, None) if given in BUILT_IN else (None, given)
+    return (None, None) if adapter is None else _of_run(adapter)
+
+
 def _of_run(adapter: Path) -> tuple[str | None, str | None]:
-    """Name or source of the template of the run that an adapter, or checkpoint, comes from."""
+    """Name or source of the template of the run that an adapter, or checkpoint, comes from.
+
+    Only these keys are read: the run's data may be gone, and another version may have written the rest.
+    """
     if (adapter / CHAT_TEMPLATE_FILE).is_file():
         return None, str(adapter / CHAT_TEMPLATE_FILE)
     for folder in (adapter, adapter.parent):
         if (folder / RUN_CONFIG_FILE).is_file():
-            config = load_config(folder / RUN_CONFIG_FILE)
-            return config.chat_template, config.chat_template_jinja
+            settings = read_yaml(folder / RUN_CONFIG_FILE).data
+            found = [settings.get(key) for key in ("chat_template", "chat_template_jinja")]
+            return template_choice(None, next((value for value in found if isinstance(value, str)), None))
     return None, None
 
 
