@@ -99,6 +99,7 @@ WRONG = [
     ("generate", ("a",), {"temperature": float("nan")}, "temperature is nan; wanted a value from"),
     ("generate", ("a",), {"top_k": 1.5}, "top_k is 1.5; wanted a whole number"),
     ("generate", ("a",), {"seed": None}, "seed is None; wanted a whole number"),
+    ("generate", ([],), {}, "prompts is empty; wanted at least one prompt"),
     ("generate", ("a",), {"sampling": 0.7}, "sampling is 0.7; wanted a lorawgpu.Sampling"),
     ("generate", (7,), {}, "the prompt is 7; wanted a string, a list of messages"),
     ("generate", (["a", None],), {}, "the prompt is None; wanted a string"),

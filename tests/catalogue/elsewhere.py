@@ -53,6 +53,7 @@ ELSEWHERE = {
     "block type": "test_gguf.py",
     "values other than -1, 0 and 1": "test_loader.py",
     # Python callers only: commands check earlier
+    "prompts is empty": "test_api.py",
     "unknown setting": "test_api.py",
     "lorawgpu.Sampling": "test_api.py",
     "; wanted a {KINDS": "test_api.py",
