@@ -14,6 +14,13 @@ def test_matches_reference(plan, act, gain):
     check(plan, gate, (act, 3, 123), (act, 1, 1), (act, 2, 6912), (act, 5, 16), gain=gain)
 
 
+def test_an_unknown_activation_is_refused(plan):
+    lab = Lab(plan)
+    m, state = lab.rows(2, 10), lab.output(16, initial=FRESH, dtype="u32")
+    with lab.section, pytest.raises(ValueError, match="activation 'gelu', want one of relu2, silu"):
+        gate_forward(plan, m.tensor, lab.input(normal(2, 32)), state.tensor, rows=2, width=10, act="gelu", record_id=0)
+
+
 @pytest.mark.parametrize("column", [4, 16 + 5], ids=["gate", "up"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_non_finite_input_is_seen(plan, column, value):

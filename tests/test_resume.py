@@ -289,10 +289,10 @@ def test_a_malformed_state_is_refused(tmp_path, capsys, runs, train_main):
     folder = runs.train(write_config(tmp_path, max_steps=1))
     file = folder / "checkpoint-1" / "trainer_state.json"
     state = json.loads(file.read_text())
-    del state["data"]
-    file.write_text(json.dumps(state))
-    assert train_main([str(tmp_path / "config.yaml"), "--resume"]) == 2
-    assert "'data' is missing or malformed in its state" in capsys.readouterr().err
+    for key in ("data", "data_files"):
+        file.write_text(json.dumps({k: value for k, value in state.items() if k != key}))
+        assert train_main([str(tmp_path / "config.yaml"), "--resume"]) == 2
+        assert f"'{key}' is missing or malformed in its state" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path, capsys, runs):

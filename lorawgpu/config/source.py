@@ -103,7 +103,8 @@ def _non_string_keys(node) -> list[ConfigProblem]:
 
 
 def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "nothing" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _walk(node, where: Location, lines: dict[Location, int], problems: list[ConfigProblem]) -> None:

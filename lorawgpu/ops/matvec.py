@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lorawgpu.gpu import Tensor, padded
 from lorawgpu.ops.checks import fold
+from lorawgpu.ops.gate import known
 from lorawgpu.ops.matmul import NEVER, NO_LORA
 
 MAX_ROWS = 8  # the sums of all rows and lanes then fill WebGPU's 16 KiB of workgroup memory
@@ -122,7 +123,7 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
         "wg": INPUT_LANES,
         "per": -(-ld // 4 // INPUT_LANES),
         "source": source.kind,
-        "act": source.act,
+        "act": known(source.act) if source.kind == "gate" else "",
         "norm": weight is not None,
         "quantized": qscale is not None,
         "lora": lora_a is not None,

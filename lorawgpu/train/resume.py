@@ -85,7 +85,7 @@ def load_snapshot(path: Path) -> Snapshot:
             f"further, start a run in another output_dir with `adapter: {path}`"
         )
     try:
-        for key in ("identity", "environment", "config", "today"):
+        for key in ("identity", "data_files", "environment", "config", "today"):
             snapshot.state[key]
         TrainerState.from_json(snapshot.state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -104,8 +104,7 @@ def today_of(snapshot: Snapshot) -> datetime | None:
 def check_same_run(run: Run, snapshot: Snapshot, path: Path) -> None:
     """Raises UserError, naming every difference, if the checkpoint was made with another model, data or adapter, or if
     it is beyond the last step of this run."""
-    files = snapshot.state.get("data_files")  # None in checkpoints of older versions
-    reasons = {"data": _data_difference(files, run.data.files)} if files else None
+    reasons = {"data": _data_difference(snapshot.state["data_files"], run.data.files)}
     require_same(snapshot.state["identity"], run.identity, path, reasons)
     step, total = snapshot.state["step"], run.schedule.total_steps
     if step > total:
