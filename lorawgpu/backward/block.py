@@ -2,8 +2,8 @@
 
 from lorawgpu.backward.sublayer import down_backward, up_backward
 from lorawgpu.families.spec import GROUPS
-from lorawgpu.model.attention import ATTENTION
-from lorawgpu.model.mlp import MLP
+from lorawgpu.model.block import mixers
+from lorawgpu.ops.rmsnorm import scale_gradient
 
 
 def block_backward(c, layer, dx, s):
@@ -13,7 +13,10 @@ def block_backward(c, layer, dx, s):
     """
     first = c.adapter.layout.first_trainable_group()
     needs_dx = {name: (layer.index, i) > first for i, name in enumerate(GROUPS)}
-    for mixer, x in ((MLP, s.x1), (ATTENTION, s.x)):
+    if layer.scalar != 1:
+        scale_gradient(c.plan, dx, rows=c.rows, width=layer.spec.hidden, scale=layer.scalar)
+    inputs = [s.x, *s.between()]
+    for mixer, x in zip(reversed(mixers(layer)), reversed(inputs), strict=True):
         dm = down_backward(c, layer, mixer, dx, s, needs_dx=needs_dx[mixer.down])
         if not needs_dx[mixer.down]:
             return

@@ -4,8 +4,8 @@ from lorawgpu.ops.linear import linear_backward
 from lorawgpu.ops.lora import lora_back, lora_backward, lora_dropout_back
 
 
-def project_backward(c, layer, name, dx, dy, x, scratch, s, *, width):
-    """Adapter gradients +=; dx [rows, in] = dy W + the adapters' term, unless dx is None.
+def project_backward(c, layer, name, dx, dy, x, scratch, s, *, width, accumulate=False):
+    """Adapter gradients +=; dx [rows, in] (+)= dy W + the adapters' term, unless dx is None.
 
     x: the projection's unquantized input, read by adapters only; `scratch` is given back after that. Gradients pass
     straight through the quantizer.
@@ -33,7 +33,7 @@ def project_backward(c, layer, name, dx, dy, x, scratch, s, *, width):
     c.work.give(*scratch)
     if dx is not None:
         with c.plan.scope(f"d{name}"):
-            linear_backward(c.plan, c.work, dx, dy, weight, rows=c.rows, lora=lora)
+            linear_backward(c.plan, c.work, dx, dy, weight, rows=c.rows, lora=lora, accumulate=accumulate)
             if group and lora is None:
                 lora_dropout_back(
                     c.plan, c.work, dx, dh, group, c.adapter.params, rows=c.rows, width=width, step=c.step, p=c.dropout

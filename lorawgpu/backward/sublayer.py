@@ -1,13 +1,18 @@
 """Gradient of one half of a layer: model/sublayer.py in reverse."""
 
-from lorawgpu.backward import attention, mlp
+from lorawgpu.backward import attention, mlp, per_layer
 from lorawgpu.backward.linear import project_backward
 from lorawgpu.model.attention import ATTENTION
 from lorawgpu.model.mlp import MLP
+from lorawgpu.model.per_layer import PER_LAYER
 from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 
-MIX_BACKWARD = {ATTENTION.up: attention.mix_backward, MLP.up: mlp.mix_backward}
+MIX_BACKWARD = {
+    ATTENTION.up: attention.mix_backward,
+    MLP.up: mlp.mix_backward,
+    PER_LAYER.up: per_layer.mix_backward,
+}
 
 
 def down_backward(c, layer, mixer: Mixer, dx, s, *, needs_dx: bool):
@@ -39,10 +44,14 @@ def down_backward(c, layer, mixer: Mixer, dx, s, *, needs_dx: bool):
 
 def up_backward(c, layer, mixer: Mixer, dx, dm, x, s, *, needs_dx: bool):
     """dx += the gradient of x, the half's input, through the mixer. Frees dm."""
-    role, width = mixer.in_norm, layer.spec.norm_width(mixer.in_norm)
+    role, width, group = mixer.in_norm, layer.spec.norm_width(mixer.in_norm), c.group(layer, mixer.up)
     dy = MIX_BACKWARD[mixer.up](c, layer, dm, s)
+    if role not in layer.norms:
+        project_backward(c, layer, mixer.up, dx if needs_dx else None, dy, x, (), s, width=width, accumulate=True)
+        c.work.give(dy)
+        return
     dn = c.take(c.hidden, "dnorm") if needs_dx else None
-    n, normed = _renorm(c, layer, role, x, s.rstd[role]) if c.group(layer, mixer.up) else (None, ())
+    n, normed = _renorm(c, layer, role, x, s.rstd[role]) if group else (None, ())
     project_backward(c, layer, mixer.up, dn, dy, n, normed, s, width=width)
     c.work.give(dy)
     if needs_dx:

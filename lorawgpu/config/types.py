@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
 from lorawgpu.data.formats import ALIASES, FORMATS, check_type
-from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.families.modules import ALL_MODULES
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -39,8 +39,8 @@ def _targets(value):
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
         raise ValueError("wanted a list of module names, or all-linear")
     for name in value:
-        if name.split(".")[-1] not in LINEAR_MODULES:
-            raise ValueError(f"unknown module {name!r}; wanted some of {', '.join(LINEAR_MODULES)}")
+        if name.split(".")[-1] not in ALL_MODULES:
+            raise ValueError(f"unknown module {name!r}; wanted some of {', '.join(ALL_MODULES)}")
     return value
 
 

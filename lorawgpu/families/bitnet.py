@@ -27,5 +27,5 @@ FAMILY = Family(
     layers=partial(read_equal_layers, norms=NORMS),
     ternary=partial(read_ternary, required=True),
     # Runtimes use different architecture names; all keep Hugging Face's row order.
-    gguf=replace(llama.GGUF, archs=("bitnet", "bitnet-b1.58"), permuted=False, act="relu2", readable=False),
+    gguf=replace(llama.GGUF, archs=("bitnet", "bitnet-b1.58"), permuted=False, act="relu2", readable=()),
 )

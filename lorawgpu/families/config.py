@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.keys import SIZE_LIMITS
+from lorawgpu.families.modules import PER_LAYER_MODULES
 from lorawgpu.families.spec import LayerSpec
 
 
@@ -31,18 +32,40 @@ class ModelConfig:
     pad_token_id: int | None
     layers: tuple[LayerSpec, ...]
     embed_scale: float = 1.0
+    logits_scale: float = 1.0  # multiplies the logits
+    final_softcap: float | None = None  # then z becomes cap * tanh(z / cap)
+    prefix: str = "model."  # of all module paths but lm_head's
+    per_layer_vocab: int = 0  # rows of the table of per-layer inputs
 
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def per_layer_input(self) -> int:
+        """Width of a layer's own embedding of each token; 0: the model has none."""
+        return self.layers[0].per_layer_input
+
+    def layer_path(self, index: int) -> str:
+        """The module path of a layer."""
+        return f"{self.prefix}layers.{index}"
+
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """`[out, in]` of every linear layer that an adapter can target, by module path, in forward order."""
         return {
-            f"model.layers.{n}.{path}": shape
+            f"{self.layer_path(n)}.{path}": shape
             for n, layer in enumerate(self.layers)
             for path, shape in layer.linear_shapes().items()
         }
+
+    def all_linear(self) -> tuple[str, ...]:
+        """The names of the linear layers of attention and MLP: PEFT's `all-linear`."""
+        names = dict.fromkeys(path.rsplit(".", 1)[1] for path in self.linear_shapes())
+        return tuple(name for name in names if name not in PER_LAYER_MODULES)
+
+    def group_modules(self, layer: int, group: str) -> list[str]:
+        """The module paths of the linear layers of a group (spec.GROUPS) of a layer; none if it lacks the group."""
+        return [f"{self.layer_path(layer)}.{path}" for path in getattr(self.layers[layer].paths, group)]
 
 
 def check_sizes(config: ModelConfig, source: str) -> None:
@@ -70,8 +93,9 @@ def _check_layer(layer: LayerSpec, source: str) -> None:
         raise UserError(f"{source}: num_attention_heads is {heads}, not a multiple of num_key_value_heads {kv_heads}.")
     if head_dim % 2:
         raise UserError(f"{source}: head_dim is {head_dim}; wanted an even number, because RoPE rotates pairs.")
-    if rope.freq_factors is not None and len(rope.freq_factors) != head_dim // 2:
-        raise UserError(f"{source}: {len(rope.freq_factors)} RoPE frequency factors; head_dim wants {head_dim // 2}.")
+    pairs = rope.rotary(head_dim) // 2
+    if rope.freq_factors is not None and len(rope.freq_factors) != pairs:
+        raise UserError(f"{source}: {len(rope.freq_factors)} RoPE frequency factors; head_dim wants {pairs}.")
     if not 1 <= rope.theta < math.inf:
         raise UserError(f"{source}: rope_theta is {rope.theta!r}; wanted a finite number of at least 1.")
 

@@ -2,11 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.keys import Keys
-from lorawgpu.families.rope import Rope, read_rope
-from lorawgpu.families.spec import AttentionSpec, LayerSpec, MlpSpec, Norms
+from lorawgpu.families.rope import Rope, read_rope, rope_settings
+from lorawgpu.families.spec import AttentionSpec, LayerSpec, MlpSpec, Norms, Paths
+
+if TYPE_CHECKING:
+    from lorawgpu.families.gguf_keys import GgufKeys
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
@@ -14,15 +20,20 @@ class GgufNames:
     """How GGUF stores a family.
 
     archs: values of `general.architecture`; exports write the first. layer_names: GGUF's tensor name below `blk.N.` ->
-    ours below `model.layers.N.`. permuted: whether the rows of q and k are in the order of interleaved RoPE. act: the
-    activation, which GGUF metadata does not name. readable: whether a base model can be read from GGUF.
+    ours below the layer's path. permuted: whether the rows of q and k are in the order of interleaved RoPE. act: the
+    activation, which GGUF metadata does not name. readable: the archs that a base model can be read from. top_names:
+    tensors outside of layers besides embedding, norm and head. keys: the metadata as keys of config.json, in addition
+    to those that all archs have. reads: metadata keys of unusual options that `keys` understands.
     """
 
     archs: tuple[str, ...]
     layer_names: Mapping[str, str]
     permuted: bool
-    act: str
-    readable: bool = True
+    act: str = "silu"
+    readable: tuple[str, ...] = ()
+    top_names: Mapping[str, str] = field(default_factory=dict)
+    keys: "Callable[[GgufKeys], dict]" = lambda meta: {}
+    reads: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -30,42 +41,81 @@ class Family:
     """Everything specific to one family.
 
     architectures: `model_type` in config.json -> architecture class. defaults: by `model_type`, the defaults of
-    transformers' config class for missing keys. norms: those of every layer. layers: reads all layer specs from
-    config.json. ternary: reads where BitLinear scales come from; None for a dense model. config_json: the family's own
-    keys of the config.json that exports write for a base that came as GGUF. reads: keys that the family reads itself,
-    and that would be refused otherwise.
+    transformers' config class for missing keys. layers: reads all layer specs from config.json. options: reads further
+    fields of ModelConfig. ternary: reads where BitLinear scales come from. text: `model_type` of a multimodal config ->
+    that of its `text_config`, or None if the file says. norm_offset: what the model adds to the norm weights of a
+    Hugging Face checkpoint. config_json: the family's own keys of the config.json that exports write for a base that
+    came as GGUF. reads: keys that the family reads itself, and that would be refused otherwise.
     """
 
     name: str
     architectures: Mapping[str, str]
     defaults: Mapping[str, Mapping[str, object]]
-    norms: Norms
     layers: Callable[[Keys], tuple[LayerSpec, ...]]
-    ternary: Callable[[Keys], str | None]
     gguf: GgufNames
+    norms: Norms = Norms()
+    options: Callable[[Keys], dict] = lambda keys: {}
+    ternary: Callable[[Keys], str | None] = lambda keys: None
+    text: Mapping[str, str | None] = field(default_factory=dict)
+    norm_offset: float = 0.0
     config_json: Callable[[ModelConfig], dict] | None = None
-    reads: frozenset[str] = field(default_factory=frozenset)
+    reads: frozenset[str] = frozenset()
 
 
 def equal_layers(
-    count: int, *, hidden: int, heads: int, kv_heads: int, head_dim: int, width: int, act: str, rope: Rope, norms: Norms
+    count: int,
+    *,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    width: int,
+    act: str,
+    rope: Rope,
+    norms: Norms,
+    paths: Paths = Paths(),
+    scale: float | None = None,
+    residual_scale: float = 1.0,
+    **attention,
 ) -> tuple[LayerSpec, ...]:
-    """`count` layers with the same spec, with scores scaled by 1/sqrt(head_dim)."""
-    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim**-0.5, rope)
-    return (LayerSpec(hidden, attention, MlpSpec(width, act), norms),) * count
+    """`count` layers with the same spec. Scores are scaled by 1/sqrt(head_dim) unless `scale` is given.
+
+    attention: further fields of AttentionSpec.
+    """
+    spec = AttentionSpec(heads, kv_heads, head_dim, head_dim**-0.5 if scale is None else scale, rope, **attention)
+    return (LayerSpec(hidden, spec, MlpSpec(width, act), norms, paths, residual_scale),) * count
 
 
-def read_equal_layers(keys: Keys, norms: Norms) -> tuple[LayerSpec, ...]:
-    """The layer specs of a config.json whose layers are all the same."""
+def read_sizes(keys: Keys) -> dict:
+    """The sizes of a layer from config.json: arguments of `equal_layers` besides count, rope and norms."""
     heads = keys.integer("num_attention_heads")
+    return {
+        "hidden": keys.integer("hidden_size"),
+        "heads": heads,
+        "kv_heads": keys.integer("num_key_value_heads", default=heads),
+        "head_dim": keys.head_dim(),
+        "width": keys.integer("intermediate_size"),
+        "act": keys.activation(),
+    }
+
+
+def read_equal_layers(keys: Keys, norms: Norms, **options) -> tuple[LayerSpec, ...]:
+    """The layer specs of a config.json whose layers are all the same. options: arguments of `equal_layers`."""
     return equal_layers(
-        keys.integer("num_hidden_layers"),
-        hidden=keys.integer("hidden_size"),
-        heads=heads,
-        kv_heads=keys.integer("num_key_value_heads", default=heads),
-        head_dim=keys.head_dim(),
-        width=keys.integer("intermediate_size"),
-        act=keys.activation(),
-        rope=read_rope(keys),
-        norms=norms,
+        keys.integer("num_hidden_layers"), **read_sizes(keys) | {"rope": read_rope(keys), "norms": norms} | options
     )
+
+
+def common_json(config: ModelConfig) -> dict:
+    """The keys of config.json that most families share, from the first layer."""
+    layer = config.layers[0]
+    theta, scaling = rope_settings(layer.attention.rope, layer.attention.head_dim, config.max_position_embeddings)
+    return {
+        "head_dim": layer.attention.head_dim,
+        "hidden_act": layer.mlp.act,
+        "intermediate_size": layer.mlp.width,
+        "num_attention_heads": layer.attention.heads,
+        "num_key_value_heads": layer.attention.kv_heads,
+        "rope_scaling": scaling,
+        "rope_theta": theta,
+    }

@@ -1,23 +1,31 @@
-"""Read a model's sizes and options from GGUF metadata. Unsupported options are refused by name."""
+"""Read a model's sizes and options from GGUF metadata. Unsupported options are refused by name.
 
-import math
+The metadata is translated to the keys of config.json, so that each family reads its options in one place.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig, check_sizes
-from lorawgpu.families.family import Family, equal_layers
-from lorawgpu.families.registry import BY_GGUF_ARCH
-from lorawgpu.families.rope import Rope
+from lorawgpu.families.family import Family
+from lorawgpu.families.gguf_keys import GgufKeys
+from lorawgpu.families.hf import MULTIMODAL_PREFIX, TEXT_PREFIX, read_config
+from lorawgpu.families.registry import BY_GGUF_ARCH, BY_MODEL_TYPE
+from lorawgpu.families.rope import KINDS
 from lorawgpu.files.gguf import BITNET_ADVICE, GgufFile
 from lorawgpu.files.untrusted import brief
 
 ROPE_FREQS = "rope_freqs.weight"
+ROPE_TENSORS = {ROPE_FREQS, "rope_factors_long.weight", "rope_factors_short.weight"}
 # Key below the architecture's name -> (our option, the values that mean "off").
 UNSUPPORTED = {
     "expert_count": ("mixture of experts", (0,)),
     "attention.sliding_window": ("sliding_window", (0,)),
+    "attention.sliding_window_pattern": ("layers of several types", ()),
     "attention.scale": ("attn_scale", ()),
+    "attention.temperature_scale": ("scaled queries", (0.0,)),
     "attention.causal": ("bidirectional attention", (True,)),
     "attention.clamp_kqv": ("clamp_kqv", (0.0,)),
     "attn_logit_softcapping": ("attn_softcap", ()),
@@ -25,55 +33,87 @@ UNSUPPORTED = {
     "logit_scale": ("logit_scale", (1.0,)),
     "embedding_scale": ("embed_scale", (1.0,)),
     "residual_scale": ("residual_scale", (1.0,)),
-    "rope.scaling.type": ("rope scaling", ("none",)),
     "rope.scale_linear": ("rope scaling", (1.0,)),
 }
 
 
 def from_gguf(file: GgufFile) -> ModelConfig:
     """Read the metadata of an open GGUF file. UserError, naming the key, if it is missing or not supported."""
-    source = str(file.path)
-    family = _family(file)
-    heads = _integer(file, "attention.head_count")
-    hidden = _integer(file, "embedding_length")
-    head_dim = _integer(file, "attention.key_length", hidden // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if _integer(file, key, head_dim) != head_dim:
-            name = _full(file, key)
-            raise UserError(f"{source}: {name} differs from the head size {head_dim}; this is not supported.")
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise UserError(f"{source}: tensor token_embd.weight is missing; wanted a complete model.")
-    ends = [_token(file, key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    layers = equal_layers(
-        _integer(file, "block_count"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_integer(file, "attention.head_count_kv", heads),
-        head_dim=head_dim,
-        width=_integer(file, "feed_forward_length"),
-        act=family.gguf.act,
-        rope=Rope(_number(file, "rope.freq_base", 10000.0), freq_factors=_freq_factors(file)),
-        norms=family.norms,
-    )
-    config = ModelConfig(
-        family=family.name,
-        vocab_size=embedding.shape[0],
-        hidden_size=hidden,
-        max_position_embeddings=_integer(file, "context_length"),
-        rms_norm_eps=_number(file, "attention.layer_norm_rms_epsilon"),
-        tie_word_embeddings="output.weight" not in file.tensors,
-        ternary=None,
-        bos_token_id=_token(file, "bos_token_id"),
-        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
-        pad_token_id=_token(file, "padding_token_id"),
-        layers=layers,
-    )
-    check_sizes(config, source)
+    meta, source = GgufKeys(file), str(file.path)
+    family = _family(meta)
+    data = _common(meta, family) | family.gguf.keys(meta)
+    prefix = MULTIMODAL_PREFIX if data.pop("multimodal", False) else TEXT_PREFIX
+    model_type = data.pop("model_type", None) or next(iter(family.defaults))
+    family = BY_MODEL_TYPE.get(model_type, family)
+    config = read_config(family, model_type, data, source, prefix)
+    if ROPE_FREQS in file.tensors and "rope_freqs" not in family.gguf.reads:
+        config = _stretched(config, tuple(meta.vector(ROPE_FREQS)))
+        check_sizes(config, source)
     return config
 
 
-def _family(file: GgufFile) -> Family:
+def _common(meta: GgufKeys, family: Family) -> dict:
+    """The keys of config.json that every architecture stores."""
+    heads, hidden = meta.integer("attention.head_count"), meta.integer("embedding_length")
+    head_dim = meta.integer("attention.key_length", hidden // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if key not in family.gguf.reads and meta.integer(key, head_dim) != head_dim:
+            name = meta.full(key)
+            raise UserError(f"{meta.file.path}: {name} differs from the head size {head_dim}; this is not supported.")
+    embedding = meta.file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise UserError(f"{meta.file.path}: tensor token_embd.weight is missing; wanted a complete model.")
+    ends = [meta.token(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    act = {"silu": "silu", "relu2": "relu2", "gelu_tanh": "gelu_pytorch_tanh"}[family.gguf.act]
+    return {
+        "num_hidden_layers": meta.integer("block_count"),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.per_layer("attention.head_count_kv", heads)[0],
+        "head_dim": head_dim,
+        "intermediate_size": meta.per_layer("feed_forward_length")[0],
+        "hidden_act": act,
+        "hidden_activation": act,
+        "rope_theta": meta.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(meta),
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": meta.integer("context_length"),
+        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": not meta.has("output.weight"),
+        "bos_token_id": meta.token("bos_token_id"),
+        "eos_token_id": [end for end in ends if end is not None],
+        "pad_token_id": meta.token("padding_token_id"),
+        "sliding_window": None,
+    }
+
+
+def _rope_scaling(meta: GgufKeys) -> dict | None:
+    kind = meta.get("rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    if kind not in ("linear", "yarn", "longrope") or kind not in KINDS:
+        raise UserError(
+            f"{meta.file.path}: {meta.full('rope.scaling.type')} = {brief(kind)} (rope scaling) is not supported yet."
+        )
+    if kind == "longrope":
+        return None  # the family reads the factors
+    scaling = {"rope_type": kind, "factor": meta.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = meta.integer("rope.scaling.original_context_length")
+    return scaling
+
+
+def _stretched(config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
+    """The config with Llama 3's RoPE scaling, which GGUF stores as a divisor for each frequency."""
+    layers = {
+        layer: replace(layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, freq_factors=factors)))
+        for layer in set(config.layers)
+    }
+    return replace(config, layers=tuple(layers[layer] for layer in config.layers))
+
+
+def _family(meta: GgufKeys) -> Family:
+    file = meta.file
     name = file.metadata.get("general.architecture")
     if file.metadata.get("general.type", "model") != "model":
         what = brief(file.metadata["general.type"])
@@ -86,48 +126,8 @@ def _family(file: GgufFile) -> Family:
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise UserError(f"{file.path}: is one part of a split model; join it first (llama-gguf-split --merge).")
     for key, (option, neutral) in UNSUPPORTED.items():
-        value = file.metadata.get(_full(file, key))
-        if value is not None and not any(np.array_equal(value, item) for item in neutral):
-            raise UserError(f"{file.path}: {_full(file, key)} = {brief(value)} ({option}) is not supported yet.")
+        value = meta.get(key)
+        supported = key in BY_GGUF_ARCH[name].gguf.reads
+        if value is not None and not supported and not any(np.array_equal(value, item) for item in neutral):
+            raise UserError(f"{file.path}: {meta.full(key)} = {brief(value)} ({option}) is not supported yet.")
     return BY_GGUF_ARCH[name]
-
-
-def _full(file: GgufFile, key: str) -> str:
-    return f"{file.metadata['general.architecture']}.{key}"
-
-
-def _integer(file: GgufFile, key: str, default: int | None = None) -> int:
-    value = file.metadata.get(_full(file, key), default)
-    if value is None:
-        raise UserError(f"{file.path}: metadata key {_full(file, key)} is missing.")
-    if type(value) is not int or value < 1:
-        raise UserError(
-            f"{file.path}: {_full(file, key)} is {brief(value)}; wanted one whole number, at least 1, for all layers."
-        )
-    return value
-
-
-def _number(file: GgufFile, key: str, default: float | None = None) -> float:
-    value = file.metadata.get(_full(file, key), default)
-    if value is None:
-        raise UserError(f"{file.path}: metadata key {_full(file, key)} is missing.")
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise UserError(f"{file.path}: {_full(file, key)} is {brief(value)}; wanted a finite number.")
-    return float(value)
-
-
-def _token(file: GgufFile, key: str) -> int | None:
-    value = file.metadata.get(f"tokenizer.ggml.{key}")
-    if value is not None and type(value) is not int:
-        raise UserError(f"{file.path}: tokenizer.ggml.{key} is {brief(value)}; wanted a token id.")
-    return value
-
-
-def _freq_factors(file: GgufFile) -> tuple[float, ...] | None:
-    """Llama 3's RoPE scaling, which GGUF stores as a divisor for each frequency."""
-    if ROPE_FREQS not in file.tensors:
-        return None
-    values, kind = file.read(ROPE_FREQS)
-    if kind != "F32" or values.ndim != 1 or not (np.isfinite(values) & (values > 0)).all():
-        raise UserError(f"{file.path}: {ROPE_FREQS} is not a vector of positive numbers.")
-    return tuple(values.astype(float).tolist())

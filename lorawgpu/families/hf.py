@@ -4,13 +4,18 @@ Options that the kernels do not implement are refused by name here, before anyth
 runs without its sliding window would train on garbage.
 """
 
+from dataclasses import replace
+
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig, check_sizes
-from lorawgpu.families.family import Family
+from lorawgpu.families.family import GLOBAL, Family
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.registry import BY_MODEL_TYPE
 from lorawgpu.files.untrusted import brief
 
+# Keys for which null means: no window, no cap, no grouping of heads.
+NULLS = ("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
+TEXT_PREFIX, MULTIMODAL_PREFIX = "model.", "model.language_model."
 # Key -> (the option's name, the values that mean "off"). Any other value is refused, naming both, unless the family
 # reads the key itself (`Family.reads`).
 OPTIONS = {
@@ -36,6 +41,8 @@ OPTIONS = {
     "partial_rotary_factor": ("partial_rotary_factor", (None, 1)),
     "num_local_experts": ("mixture of experts", (None, 0, 1)),
     "num_experts": ("mixture of experts", (None, 0, 1)),
+    "enable_moe_block": ("mixture of experts", (None, False)),
+    "use_bidirectional_attention": ("bidirectional attention", (None, False)),
 }
 
 
@@ -45,6 +52,16 @@ def from_hf(data: dict, source: str = "config.json") -> ModelConfig:
     `source` names the file in messages. UserError, naming the key, if it is missing, out of range or not supported.
     """
     family, model_type = _family(data, source)
+    ends = Keys(data, source).token_ids("eos_token_id")
+    prefix = MULTIMODAL_PREFIX if model_type in family.text else TEXT_PREFIX
+    if model_type in family.text:
+        data, model_type, source = _text_config(data, family, model_type, source)
+    config = read_config(family, model_type, data, source, prefix)
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + ends)))
+
+
+def read_config(family: Family, model_type: str, data: dict, source: str, prefix: str) -> ModelConfig:
+    """The config of a text model from the keys of its config.json. prefix: of its modules. UserError as `from_hf`."""
     keys = Keys(_with_defaults(data, family.defaults[model_type]), source)
     _refuse_options(keys, family)
     config = ModelConfig(
@@ -59,9 +76,24 @@ def from_hf(data: dict, source: str = "config.json") -> ModelConfig:
         eos_token_ids=keys.token_ids("eos_token_id"),
         pad_token_id=next((i for i in keys.token_ids("pad_token_id") if i >= 0), None),
         layers=family.layers(keys),
+        prefix=prefix,
+        **family.options(keys),
     )
     check_sizes(config, source)
     return config
+
+
+def _text_config(data: dict, family: Family, model_type: str, source: str) -> tuple[dict, str, str]:
+    """The settings of a multimodal model's text part, its model type, and where they come from."""
+    text = data.get("text_config")
+    if not isinstance(text, dict):
+        raise UserError(f"{source}: text_config is {brief(text)}; wanted an object of settings.")
+    inner = text.get("model_type", family.text[model_type])
+    if inner not in family.defaults:
+        supported = ", ".join(family.defaults)
+        raise UserError(f"{source}, text_config: model_type {brief(inner)} is not supported; wanted {supported}.")
+    shared = {key: data[key] for key in ("tie_word_embeddings", "pad_token_id") if data.get(key) is not None}
+    return {**shared, **text}, inner, f"{source}, text_config"
 
 
 def _family(data: dict, source: str) -> tuple[Family, str]:
@@ -84,9 +116,9 @@ def _family(data: dict, source: str) -> tuple[Family, str]:
 
 
 def _with_defaults(data: dict, defaults: dict) -> dict:
-    """Fill in defaults. A null value counts as missing, unless null has a meaning: no window, no grouping of heads."""
+    """Fill in defaults. A null value counts as missing, unless null has a meaning."""
     present = {key: value for key, value in data.items() if value is not None}
-    nulls = {key: None for key in ("sliding_window", "num_key_value_heads") if key in data}
+    nulls = {key: None for key in NULLS if key in data}
     return {**defaults, **nulls, **present}
 
 
@@ -95,6 +127,9 @@ def _refuse_options(keys: Keys, family: Family) -> None:
     window = data.get("sliding_window")
     if "sliding_window" not in family.reads and window is not None and data.get("use_sliding_window") is not False:
         raise UserError(f"{source}: sliding_window {brief(window)} is not supported yet; wanted null.")
+    types = data.get("layer_types")
+    if "layer_types" not in family.reads and types and set(map(str, types)) != {GLOBAL}:
+        raise UserError(f"{source}: layer_types {brief(types)} is not supported for this model; wanted {GLOBAL} only.")
     for key, (option, neutral) in OPTIONS.items():
         value = data.get(key)
         if key not in family.reads and value not in neutral:

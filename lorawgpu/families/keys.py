@@ -14,7 +14,7 @@ SIZE_LIMITS = {
     "num_hidden_layers": 1024,
     "num_attention_heads": 1 << 12,
     "num_key_value_heads": 1 << 12,
-    "head_dim": 256,
+    "head_dim": 512,
     "max_position_embeddings": 1 << 30,
 }
 
@@ -26,15 +26,16 @@ class Keys:
     data: dict
     source: str
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """An integer from 1 to the key's limit; `default`, if given, when missing or null."""
-        value = self.data.get(key)
+    def integer(self, key: str, default: int | None = None, at_least: int = 1) -> int:
+        """An integer from `at_least` to the key's limit; `default`, if given, when missing or null."""
+        value, limit = self.data.get(key), SIZE_LIMITS.get(key, 1 << 22)
         value = default if value is None else value
         if value is None:
-            raise UserError(f"{self.source}: {key} is missing; wanted a whole number of at least 1.")
-        if type(value) is not int or not 1 <= value <= SIZE_LIMITS[key]:
-            limit = SIZE_LIMITS[key]
-            raise UserError(f"{self.source}: {key} is {brief(value)}; wanted a whole number from 1 to {limit}.")
+            raise UserError(f"{self.source}: {key} is missing; wanted a whole number of at least {at_least}.")
+        if type(value) is not int or not at_least <= value <= limit:
+            raise UserError(
+                f"{self.source}: {key} is {brief(value)}; wanted a whole number from {at_least} to {limit}."
+            )
         return value
 
     def number(self, key: str) -> float:
@@ -50,6 +51,29 @@ class Keys:
         value = self.data.get(key, False)
         if not isinstance(value, bool):
             raise UserError(f"{self.source}: {key} is {brief(value)}; wanted true or false.")
+        return value
+
+    def optional(self, key: str) -> float | None:
+        """A number above 0, or None when missing or null."""
+        return None if self.data.get(key) is None else self.number(key)
+
+    def window(self, key: str = "sliding_window") -> int | None:
+        """A number of tokens from 1 on, or None when missing or null."""
+        value = self.data.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{self.source}: {key} is {brief(value)}; wanted a whole number of at least 1, or null.")
+        return value
+
+    def layer_types(self, default: list[str]) -> list[str]:
+        """`layer_types`, one of "sliding_attention" and "full_attention" for each layer; `default` if missing."""
+        value = self.data.get("layer_types")
+        if value is None:
+            return default
+        known = ("sliding_attention", "full_attention")
+        if not isinstance(value, list) or len(value) != len(default) or not all(item in known for item in value):
+            raise UserError(
+                f"{self.source}: layer_types is {brief(value)}; wanted {len(default)} of {' or '.join(known)}."
+            )
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
@@ -72,10 +96,11 @@ class Keys:
             )
         return hidden // heads
 
-    def activation(self) -> str:
-        """`hidden_act`, under its name in ops/gate.py."""
-        names = {"silu": "silu", "swish": "silu", "relu2": "relu2"}
-        value = self.data.get("hidden_act")
+    def activation(self, key: str = "hidden_act") -> str:
+        """The activation, under its name in ops/gate.py."""
+        names = {"silu": "silu", "swish": "silu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh"}
+        value = self.data.get(key)
         if not isinstance(value, str) or value not in names:
-            raise UserError(f"{self.source}: hidden_act (act) {brief(value)} is not supported; wanted silu or relu2.")
+            wanted = ", ".join(names)
+            raise UserError(f"{self.source}: {key} (act) {brief(value)} is not supported; wanted one of {wanted}.")
         return names[value]

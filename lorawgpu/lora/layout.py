@@ -1,6 +1,6 @@
 """Where each adapter tensor lies in the four flat buffers (parameters, gradients, both moments) on the GPU.
 
-The linear layers of a decoder layer form four groups that share an input: qkv, o, gate_up, down. A group's A matrices
+The linear layers of a decoder layer form groups that share an input (families.spec.GROUPS). A group's A matrices
 lie one after another, so that one product computes h for all of them; its B matrices follow. Ranks are padded to 4 and
 widths to 16, so every tensor is a multiple of 256 bytes. The padding stays zero, because its gradient is zero.
 """
@@ -31,7 +31,7 @@ class AdapterSlot:
 class LoraPath:
     """The adapter of one linear layer: its place in the group's fused output and in h, and its two tensors."""
 
-    index: int  # index in GROUPS[group]
+    index: int  # in the group
     module: str  # such as "q_proj"
     column: int  # its first column in the group's fused output
     width: int  # width of its output, padded
@@ -91,9 +91,10 @@ class AdapterLayout:
         return slot
 
     def _group(self, layer: int, group: str) -> GroupLayout | None:
-        modules = [f"model.layers.{layer}.{path}" for path in GROUPS[group]]
-        shapes = self.model.layers[layer].linear_shapes()
-        widths = [padded(shapes[path][0]) for path in GROUPS[group]]
+        modules = self.model.group_modules(layer, group)
+        if not modules:
+            return None
+        widths = [padded(out) for out, _ in self.model.layers[layer].group_shapes(group)]
         present = [(i, m, tensor_names(m)) for i, m in enumerate(modules) if tensor_names(m)[0] in self.shapes]
         ranks = {m: padded(self.lora.rank(m), RANK_PAD) for _, m, _ in present}
         a = {m: self._slot(names[0], (ranks[m], padded(self.shapes[names[0]][1]))) for _, m, names in present}
@@ -110,7 +111,7 @@ class AdapterLayout:
 
     def first_trainable_group(self) -> tuple:
         """(layer, index in GROUPS) of the first group that has an adapter. The backward pass stops there."""
-        return min((layer, list(GROUPS).index(group)) for layer, group in self.groups)
+        return min((layer, GROUPS.index(group)) for layer, group in self.groups)
 
     def flatten(self, tensors: dict) -> np.ndarray:
         """PEFT tensors -> the flat buffer, float32 [size]. ValueError if names or shapes differ from the layout."""

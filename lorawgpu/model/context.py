@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from lorawgpu.gpu import Plan, Workspace
-from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.weights.device_model import Layer, Model
@@ -20,9 +22,10 @@ class StepData:
     segment_end: Tensor
     target_rows: Tensor
     target_ids: Tensor
+    per_layer: tuple[Tensor, ...] = ()  # [rows, padded(P)] of each layer: rows of the table of per-layer inputs
 
     @staticmethod
-    def create(device, capacity: int, targets: int) -> "StepData":
+    def create(device, model: Model, capacity: int, targets: int) -> "StepData":
         """Buffers for `capacity` rows and up to `targets` target rows."""
 
         def one(name, length):
@@ -32,12 +35,31 @@ class StepData:
             *(one(n, capacity) for n in ("ids", "position", "slot", "kv_start", "segment_end")),
             one("target_rows", targets),
             one("target_ids", targets),
+            tuple(_per_layer(device, model, capacity)),
         )
 
     def rows(self, count: int) -> "StepData":
         """The same buffers, cut to `count` rows."""
         cut = [t.view(0, (count,)) for t in (self.ids, self.position, self.slot, self.kv_start, self.segment_end)]
-        return StepData(*cut, self.target_rows, self.target_ids)
+        per_layer = tuple(t.view(0, (count, t.shape[1])) for t in self.per_layer)
+        return StepData(*cut, self.target_rows, self.target_ids, per_layer)
+
+    def write_per_layer(self, device, model: Model, ids: np.ndarray) -> None:
+        """Gather the table's rows of the tokens `ids` from disk and write them for each layer."""
+        if not self.per_layer:
+            return
+        rows = model.per_layer.gather(ids).reshape(len(ids), len(self.per_layer), -1)
+        missing = self.per_layer[0].shape[1] - rows.shape[2]
+        for layer, tensor in enumerate(self.per_layer):
+            values = np.pad(rows[:, layer], ((0, 0), (0, missing))) if missing else rows[:, layer]
+            device.write(tensor.view(0, values.shape), np.ascontiguousarray(values))
+
+
+def _per_layer(device, model: Model, capacity: int):
+    if model.per_layer:
+        shape = (capacity, padded(model.config.per_layer_input))
+        for layer in model.layers:
+            yield device.tensor(shape, model.per_layer.dtype, f"per-layer input {layer.index}", "step")
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,8 @@ class Context:
     adapter: AdapterBuffers | None = None
     dropout: float = 0.0
     attention: str = "flash"
+    embedded: Tensor | None = None  # [rows, C] the embedding of the batch, for per-layer inputs
+    shared_dkv: dict = field(default_factory=dict)  # layer -> its dk and dv, as far as its readers have added to them
 
     @property
     def config(self):

@@ -11,7 +11,7 @@ SPAN_ALIGN = 128  # slots; spans begin at multiples of this
 
 @dataclass(frozen=True)
 class KVCache:
-    """One (k, v) pair of f32 [sequences * span, padded(NKV * HD)] per layer.
+    """One (k, v) pair of f32 [sequences * span, padded(NKV * HD)] per layer; some layers share one.
 
     Sequence b owns slots [b * span, (b + 1) * span). Buffers start as zeros and stay finite, as attention requires of
     slots that no row sees.
@@ -34,5 +34,8 @@ class KVCache:
         def one(name: str, shape: tuple) -> Tensor:
             return device.tensor(shape, label=name, kind="kv cache")
 
-        layers = tuple((one(f"k {i}", shape), one(f"v {i}", shape)) for i, shape in enumerate(shapes))
-        return KVCache(layers, span)
+        layers = []
+        for i, (layer, shape) in enumerate(zip(config.layers, shapes, strict=True)):
+            shares = layer.attention.shares
+            layers.append(layers[shares] if shares is not None else (one(f"k {i}", shape), one(f"v {i}", shape)))
+        return KVCache(tuple(layers), span)

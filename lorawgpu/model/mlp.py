@@ -4,6 +4,12 @@ from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.gate import gate_forward
 
 
+def gate_options(layer) -> dict:
+    """Sizes and options of ops.gate, forward and backward."""
+    spec = layer.spec.mlp
+    return {"width": spec.width, "act": spec.act, "scale": layer.spec.residual_scale, "up_off": layer.widths.up_off}
+
+
 def up_buffer(c, layer, s):
     return s.gu
 
@@ -14,9 +20,8 @@ def keep(c, layer, gu, s):
 
 def mix(c, layer, s):
     """Write m into scratch. It is cheap, so the backward recomputes it."""
-    m, spec = c.take(layer.widths.mlp, "m"), layer.spec.mlp
-    record_id = c.non_finite.id(f"layers.{layer.index}.gate_up")
-    gate_forward(c.plan, m, s.gu, c.state, rows=c.rows, width=spec.width, act=spec.act, record_id=record_id)
+    m, record_id = c.take(layer.widths.mlp, "m"), c.non_finite.id(f"layers.{layer.index}.gate_up")
+    gate_forward(c.plan, m, s.gu, c.state, rows=c.rows, record_id=record_id, **gate_options(layer))
     return m, (m,)
 
 

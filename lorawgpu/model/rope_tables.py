@@ -1,5 +1,7 @@
 """Tables of cosines and sines on the GPU, one for each RoPE and head size in a model."""
 
+import numpy as np
+
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.spec import AttentionSpec
 from lorawgpu.gpu import Tensor
@@ -7,17 +9,25 @@ from lorawgpu.ops.rope import rope_table
 
 
 class RopeTables:
-    """The tables for all layers of a model, with `positions` rows each."""
+    """The tables for all layers of a model, with `positions` rows each.
+
+    If the frequencies of a layer depend on the length of the sequence (longrope), all tables have twice the rows: those
+    from `positions` on are for long sequences, whose positions are shifted by as much (`long_shift`).
+    """
 
     def __init__(self, device, config: ModelConfig, positions: int):
         self._tables = {}
+        switches = any(layer.attention.rope.switches for layer in config.layers)
+        self.long_shift = positions if switches else 0
         for spec in dict.fromkeys(layer.attention for layer in config.layers):
             if self._key(spec) not in self._tables:
-                table = rope_table(spec.rope.inv_freq(spec.head_dim), positions)
+                rope = spec.rope
+                tables = [rope_table(rope.inv_freq(spec.head_dim, long), positions) for long in (False, True)[: 1 + switches]]
+                table = np.concatenate(tables) * np.float32(rope.attention_factor)
                 self._tables[self._key(spec)] = device.upload(table, label="rope table", kind="step")
 
     def of(self, spec: AttentionSpec) -> Tensor:
-        """f32 [positions, HD]: cos, then sin."""
+        """f32 [rows, rotary]: cos, then sin, times the RoPE's attention factor."""
         return self._tables[self._key(spec)]
 
     @staticmethod

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from lorawgpu.families.spec import GROUPS
-from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.gpu.tensor import Tensor, padded
 
 
 def take_h(c, layer) -> dict:
@@ -17,19 +17,22 @@ class Saved:
 
     x: Tensor | None  # the layer's input, set by the caller
     q: Tensor  # after RoPE
-    k: Tensor  # k and v: the layer's KV cache
+    k: Tensor  # k and v: the layer's KV cache, or that of the layer it shares them with
     v: Tensor
     a: Tensor  # the attention output
     lse: Tensor  # [rows, 2 NH]
     x1: Tensor  # the residual stream between the halves
     gu: Tensor
     rstd: dict = field(default_factory=dict)  # norm role -> [rows]
-    unnormed: dict = field(default_factory=dict)  # inputs of norms: "qkv", "attn_out", "mlp_out"
+    unnormed: dict = field(default_factory=dict)  # inputs of norms: "qkv", "attn_out", "mlp_out", "ple_out"
     h: dict = field(default_factory=dict)  # from take_h
+    x2: Tensor | None = None  # with a per-layer input: the residual stream before it
+    ple_gate: Tensor | None = None
+    ple: Tensor | None = None
 
     @staticmethod
     def take(c, layer, cache=None) -> "Saved":
-        """Take buffers for one layer. `cache`: the layer's (k, v), if they outlive the plan."""
+        """Take buffers for one layer. `cache`: the (k, v) to use, if they outlive the layer."""
         w, norms = layer.widths, layer.norms
         rstd = {}
 
@@ -43,15 +46,24 @@ class Saved:
         stat("attn_sub")
         x1 = c.keep(w.hidden, "x1")
         stat("mlp_in")
-        gu = c.keep(2 * w.mlp, "gate_up")
+        gu = c.keep(w.gate_up, "gate_up")
         unnormed = {}
-        if "q" in norms:
+        if layer.heads.normed:
             unnormed["qkv"] = c.keep(w.qkv, "qkv")
-        for role in ("attn_out", "mlp_out"):
+        for role in ("attn_out", "mlp_out", "ple_out"):
             stat(role)
             if role in norms:
                 unnormed[role] = c.keep(w.hidden, f"before {role}")
-        return Saved(None, q, k, v, a, lse, x1, gu, rstd, unnormed, take_h(c, layer))
+        saved = Saved(None, q, k, v, a, lse, x1, gu, rstd, unnormed, take_h(c, layer))
+        if layer.spec.per_layer_input:
+            width = padded(layer.spec.per_layer_input)
+            saved.x2 = c.keep(w.hidden, "x2")
+            saved.ple_gate, saved.ple = c.keep(width, "per-layer gate"), c.keep(width, "per-layer input")
+        return saved
+
+    def between(self) -> list[Tensor]:
+        """The residual stream after each half but the last."""
+        return [x for x in (self.x1, self.x2) if x]
 
 
 @dataclass

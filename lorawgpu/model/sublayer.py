@@ -1,6 +1,6 @@
-"""One half of a layer, written once for both mixers. The gradient: backward/sublayer.py.
+"""One half of a layer, written once for all mixers. The gradient: backward/sublayer.py.
 
-out = x + [out norm]( DOWN( [sub norm]( mixer( UP( in norm( x ) ) ) ) ) )
+out = x + [out norm]( DOWN( [sub norm]( mixer( UP( [in norm]( x ) ) ) ) ) )
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 @dataclass(frozen=True)
 class Mixer:
-    """What a half has between its two projections: attention (model/attention.py) or the gate (model/mlp.py).
+    """What a half has between its two projections: model/attention.py, model/mlp.py, model/per_layer.py.
 
     up_buffer(c, layer, s): the tensor that UP writes. keep(c, layer, y, s): records what the backward needs of it.
     mix(c, layer, s): records the mixer. mixed(c, layer, s): the mixer's output in the backward, saved or recomputed.
@@ -35,15 +35,21 @@ class Mixer:
 
 def up_forward(c, layer, mixer: Mixer, x, s):
     """The first part of a half: norm, UP, and what the mixer keeps for the backward."""
-    name = f"layers.{layer.index}.{mixer.input}"
-    n = norm_input(c, layer, mixer.in_norm, mixer.up, x, s.rstd[mixer.in_norm], name)
+    name, role = f"layers.{layer.index}.{mixer.input}", mixer.in_norm
+    if role in layer.norms:
+        n = norm_input(c, layer, role, mixer.up, x, s.rstd[role], name)
+    else:
+        n = plain_input(c, layer, role, mixer.up, x, name)
     y = mixer.up_buffer(c, layer, s)
     project(c, layer, mixer.up, y, n, s, width=layer.spec.norm_width(mixer.in_norm))
     mixer.keep(c, layer, y, s)
 
 
-def down_forward(c, layer, mixer: Mixer, x, out, s):
-    """The rest of a half: mixer, sub norm, DOWN, out norm and residual add. Writes out [rows, C]."""
+def down_forward(c, layer, mixer: Mixer, x, out, s, scale=1.0):
+    """The rest of a half: mixer, sub norm, DOWN, out norm and residual add. Writes out [rows, C], times `scale`.
+
+    Only a half with an out norm may have a scale.
+    """
     m, scratch = mixer.mix(c, layer, s)
     n, width = _middle(c, layer, mixer, m, s), layer.spec.norm_width(mixer.sub_norm)
     if mixer.out_norm not in layer.norms:
@@ -52,7 +58,7 @@ def down_forward(c, layer, mixer: Mixer, x, out, s):
         y, rstd, weight = s.unnormed[mixer.out_norm], s.rstd[mixer.out_norm], layer.norms[mixer.out_norm]
         project(c, layer, mixer.down, y, n, s, width=width)
         shape = {"rows": c.rows, "width": layer.spec.hidden}
-        rmsnorm_forward(c.plan, out, rstd, y, weight, eps=c.config.rms_norm_eps, residual=x, **shape)
+        rmsnorm_forward(c.plan, out, rstd, y, weight, eps=c.config.rms_norm_eps, residual=x, out_scale=scale, **shape)
     c.work.give(*scratch)
 
 

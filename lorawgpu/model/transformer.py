@@ -9,6 +9,7 @@ def embed(c, x):
     """x [rows, C] = the embedding of the batch's ids."""
     shape = {"rows": c.rows, "width": c.config.hidden_size}
     embedding_forward(c.plan, x, c.batch.ids, c.model.embedding.parts, scale=c.config.embed_scale, **shape)
+    c.embedded = x
 
 
 def transformer_forward(c, checkpointing: bool):
@@ -16,11 +17,12 @@ def transformer_forward(c, checkpointing: bool):
 
     With checkpointing a layer keeps only its input, and layers of one spec share all other buffers.
     """
-    x, saved, shared = c.keep(c.hidden, "x"), [], SharedSaved()
+    x, saved, shared, caches = c.keep(c.hidden, "x"), [], SharedSaved(), SharedCaches(c)
     embed(c, x)
     for layer in c.model.layers:
         with c.plan.scope(f"layers.{layer.index}"):
-            s = shared.take(c, layer) if checkpointing else Saved.take(c, layer)
+            cache = caches.of(layer)
+            s = shared.take(c, layer, cache) if checkpointing else Saved.take(c, layer, cache)
             s.x = x
             x = c.keep(c.hidden, "x")
             block_forward(c, layer, s.x, x, s)
@@ -33,13 +35,34 @@ def infer_forward(c, caches=None):
 
     caches: (k, v) of each layer. None if nothing reads them afterwards: layers of one spec then share one.
     """
-    x, shared = c.take(c.hidden, "x"), SharedSaved()
+    x, shared, kept = c.take(c.hidden, "x"), SharedSaved(), SharedCaches(c)
     embed(c, x)
     for layer in c.model.layers:
         with c.plan.scope(f"layers.{layer.index}"):
-            s = shared.take(c, layer, caches and caches[layer.index])
+            s = shared.take(c, layer, caches[layer.index] if caches else kept.of(layer))
             y = c.take(c.hidden, "x")
             block_forward(c, layer, x, y, s)
-            c.work.give(x, *s.h.values())
+            c.work.give(*s.h.values())
+            if x is not c.embedded or not c.config.per_layer_input:
+                c.work.give(x)
             x = y
     return x
+
+
+class SharedCaches:
+    """The keys and values that several layers of a plan read: those of the layers that others name in `shares`."""
+
+    def __init__(self, c):
+        self.c, self.kept = c, {}
+        shares = (layer.spec.attention.shares for layer in c.model.layers)
+        self.producers = {index for index in shares if index is not None}
+
+    def of(self, layer):
+        """(k, v) of a layer that shares them, None for any other."""
+        shares, width = layer.spec.attention.shares, layer.widths.kv
+        if shares is not None:
+            return self.kept[shares]
+        if layer.index not in self.producers:
+            return None
+        self.kept[layer.index] = self.c.keep(width, "shared k"), self.c.keep(width, "shared v")
+        return self.kept[layer.index]

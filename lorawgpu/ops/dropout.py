@@ -1,6 +1,6 @@
 """Dropout on the adapter path, with a hash as mask. Equations: shaders/dropout.wgsl; the hash: reference/dropout.py."""
 
-from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.families.modules import dropout_stream
 from lorawgpu.ops.checks import WG, expect_rows, fold_elements
 
 
@@ -19,7 +19,7 @@ def _record(plan, y, x, step, *, layer, module, rows, width, p, accumulate):
             "rows": rows,
             "ld4": ld // 4,
             "width": width,
-            "stream": layer * len(LINEAR_MODULES) + LINEAR_MODULES.index(module),
+            "stream": dropout_stream(layer, module),
             "threshold": int(p * 2**32),
             "keep": 1.0 / (1.0 - p),
             "stride": grid[0] * WG,

@@ -24,8 +24,8 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
         matmul(plan, problem)
 
 
-def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
-    """dx [rows, weight.columns] = dy W (+ dh A).
+def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None, accumulate=False):
+    """dx [rows, weight.columns] (+)= dy W (+ dh A).
 
     dh A is added in the product's epilogue, which saves a pass over dx, unless the store leaves no registers for it.
     """
@@ -39,7 +39,7 @@ def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None):
             out=Operand(dx),
             a=Operand(dy, part.start),
             b=Operand(part.tensor, store=part.store),
-            epilogue=Epilogue(lora=lora if fused and i == 0 else None, accumulate=i > 0),
+            epilogue=Epilogue(lora=lora if fused and i == 0 else None, accumulate=accumulate or i > 0),
             segments=segments,
         )
         split_matmul(plan, work, problem, splits_to_fill(rows, weight.columns, part.rows))

@@ -8,14 +8,14 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.family import Family
-from lorawgpu.families.gguf import ROPE_FREQS, from_gguf
+from lorawgpu.families.gguf import ROPE_TENSORS, from_gguf
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.gguf import GgufFile
 from lorawgpu.tokenizer.hf import Tokenizer
-from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, Dense, Ternary, check_names, expected_tensors
+from lorawgpu.weights.tensors import HEAD, SCALAR, Checkpoint, Dense, Ternary, check_names, expected_tensors
 
-TOP_NAMES = {"token_embd": EMBEDDING, "output_norm": "model.norm.weight", "output": HEAD}
+TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 
 class GgufCheckpoint(Checkpoint):
@@ -26,9 +26,10 @@ class GgufCheckpoint(Checkpoint):
         self._file = GgufFile(path)
         self.config = from_gguf(self._file)
         self._family = FAMILIES[self.config.family]
-        self._gguf_names = {hf_name(name, self._family): name for name in self._file.tensors if name != ROPE_FREQS}
+        names = [name for name in self._file.tensors if name not in ROPE_TENSORS]
+        self._gguf_names = {hf_name(name, self._family, self.config): name for name in names}
         shapes = expected_tensors(self.config)
-        check_names(set(self._gguf_names), set(shapes), str(path))
+        check_names(set(self._gguf_names), set(shapes), self.config, str(path))
         for name, shape in shapes.items():
             found = self._file.tensors[self._gguf_names[name]].shape
             if found != shape:
@@ -45,7 +46,7 @@ class GgufCheckpoint(Checkpoint):
 
     def dense(self, name: str) -> Dense:
         data, kind = self._file.read(self._gguf_names[name])
-        if heads := permuted_heads(name.removesuffix(".weight"), self.config, self._family):
+        if heads := permuted_heads(name.rsplit(".", 1)[0], self.config, self._family):
             data = unpermute(data, heads)
         return Dense(data, DENSE_TYPES[kind])
 
@@ -59,12 +60,17 @@ class GgufCheckpoint(Checkpoint):
         return Tokenizer.from_gguf(self._file)
 
 
-def hf_name(name: str, family: Family) -> str:
+def hf_name(name: str, family: Family, config: ModelConfig) -> str:
     """Hugging Face's name for a GGUF tensor. An unknown tensor gets a name that no model has."""
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", name):
         layer, part, kind = match.groups()
-        return f"model.layers.{layer}.{family.gguf.layer_names.get(part, part)}.{kind}"
-    return TOP_NAMES.get(name.removesuffix(".weight"), f"model.{name}")
+        path = family.gguf.layer_names.get(part, part)
+        return f"{config.layer_path(int(layer))}.{path}" + ("" if path == SCALAR else f".{kind}")
+    if name == "output.weight":
+        return HEAD
+    part = name.removesuffix(".weight")
+    part = (TOP_NAMES | dict(family.gguf.top_names)).get(part, part)
+    return f"{config.prefix}{part}.weight"
 
 
 def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
@@ -72,11 +78,11 @@ def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
     path = module.split(".")
     if not family.gguf.permuted or path[-1] not in ("q_proj", "k_proj"):
         return 0
-    attention = config.layers[int(path[2])].attention
+    attention = config.layers[int(path[-3])].attention
     return attention.heads if path[-1] == "q_proj" else attention.kv_heads
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of q or k `[heads*HD, in]` from llama.cpp's interleaved RoPE to half-split RoPE."""
-    out, width = weight.shape
-    return weight.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)
+    """Reorder the rows of q or k `[heads*HD, in]`, or of its bias, from llama.cpp's interleaved RoPE to half-split RoPE."""
+    rows, *width = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, *width).swapaxes(1, 2).reshape(rows, *width)

@@ -1,14 +1,16 @@
 """A Hugging Face model folder: `config.json`, a safetensors file or shards with an index, a tokenizer."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig, check_sizes
-from lorawgpu.families.hf import from_hf
+from lorawgpu.families.hf import MULTIMODAL_PREFIX, from_hf
 from lorawgpu.families.keys import Keys
+from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
@@ -36,7 +38,10 @@ class HfFolder(Checkpoint):
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
         self.config = read_config(path)
-        self._files = _tensor_files(path)
+        files = _tensor_files(path)
+        self._stored = {_module_name(name, self.config.prefix): name for name in files}
+        self._files = {name: files[stored] for name, stored in self._stored.items()}
+        self.norm_offset = FAMILIES[self.config.family].norm_offset
         self._shapes = expected_tensors(self.config)
         self._check()
 
@@ -47,7 +52,7 @@ class HfFolder(Checkpoint):
         dtype = self._dtype(name)
         if dtype not in DENSE_TYPES:
             raise UserError(f"{self._where(name)} has dtype {dtype}; wanted one of {', '.join(DENSE_TYPES)}.")
-        return Dense(self._files[name].read(name), DENSE_TYPES[dtype])
+        return Dense(self._files[name].read(self._stored[name]), DENSE_TYPES[dtype])
 
     def ternary(self, name: str) -> Ternary:
         where, out = self._where(name), self._shapes[name][0]
@@ -55,7 +60,7 @@ class HfFolder(Checkpoint):
             packed, scale = quantize_master(self.dense(name), where)
             return Ternary(packed, out, scale)
         if self._dtype(name) == "U8":
-            packed = self._files[name].read(name)
+            packed = self._files[name].read(self._stored[name])
             check_packed(packed, where)
         else:
             packed = pack_exact(self.dense(name), where)
@@ -73,7 +78,7 @@ class HfFolder(Checkpoint):
         return float(stored[0]) if self.config.ternary == "multiply" else float(np.float32(1) / stored[0])
 
     def _dtype(self, name: str) -> str:
-        return self._files[name].entries[name].dtype
+        return self._files[name].entries[self._stored[name]].dtype
 
     def _where(self, name: str) -> str:
         return f"{self._files[name].path}: {name}"
@@ -85,9 +90,9 @@ class HfFolder(Checkpoint):
         if stored:
             wanted |= {f"{name}_scale" for name in self._shapes if is_linear(name)}
         found = set(self._files)
-        check_names(found, wanted, str(self.path))
+        check_names(found, wanted, self.config, str(self.path))
         for name, shape in self._shapes.items():
-            entry = self._files[name].entries[name]
+            entry = self._files[name].entries[self._stored[name]]
             packed = stored and is_linear(name) and entry.dtype == "U8"
             if packed:
                 shape = (packed_rows(shape[0]), shape[1])
@@ -100,6 +105,14 @@ class HfFolder(Checkpoint):
                 )
             if entry.shape != shape:
                 raise UserError(f"{self._where(name)} has shape {list(entry.shape)}; the config wants {list(shape)}.")
+
+
+def _module_name(name: str, prefix: str) -> str:
+    """The name of a tensor by the module that holds it: older multimodal files put language_model first."""
+    if prefix == MULTIMODAL_PREFIX:
+        name = re.sub(r"^language_model\.(lm_head\.)", r"\1", name)
+        name = re.sub(r"^language_model\.model\.", prefix, name)
+    return name
 
 
 def read_config(folder: Path) -> ModelConfig:

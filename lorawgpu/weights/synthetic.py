@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.family import equal_layers
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.families.rope import Rope
-from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import Plan, padded
 from lorawgpu.ops.checks import WG, fold_elements
 from lorawgpu.ops.stores import STORES, TERNARY
 from lorawgpu.weights.device import empty_weight
-from lorawgpu.weights.device_model import Layer, Model
-from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, is_linear
+from lorawgpu.weights.device_model import HEAD_NORMS, Layer, Model, PerLayerInput, Widths, heads_of
+from lorawgpu.weights.tensors import EMBEDDING, HEAD, PER_LAYER_MODEL, Checkpoint, is_linear
 
 ONES = 3  # `kind` in random_weights.wgsl; the kinds for stores are in ops/stores.py
 
@@ -70,23 +71,42 @@ def empty_model(device, config: ModelConfig, store_of: Callable[[str], str]) -> 
             stacked.append((store, padded(rows), columns**-0.5 if store.scaled else 1.0))
         return empty_weight(device, stacked, columns, label)
 
-    def norm(width):
-        return device.tensor((padded(width),), label="norm", kind="weights")
+    def vector(width, label):
+        return device.tensor((padded(width),), label=label, kind="weights")
 
-    def projection(index, shapes, group):
-        names = [f"model.layers.{index}.{path}.weight" for path in GROUPS[group]]
-        return weight(f"layers.{index}.{group}", names, [shapes[path] for path in GROUPS[group]])
+    def projection(index, spec, group):
+        names = [f"{module}.weight" for module in config.group_modules(index, group)]
+        return weight(f"layers.{index}.{group}", names, spec.group_shapes(group))
 
     def layer(index, spec):
-        shapes = spec.linear_shapes()
-        weights = {group: projection(index, shapes, group) for group in GROUPS}
-        return Layer(index, spec, weights, {role: norm(spec.norm_width(role)) for role in spec.norms.paths()})
+        weights = {group: projection(index, spec, group) for group in spec.paths.groups()}
+        roles = [role for role in spec.norms.paths() if role not in HEAD_NORMS]
+        norms = {role: vector(spec.norm_width(role), "norm") for role in roles}
+        heads, constants = heads_of(spec, config.rms_norm_eps), None
+        if heads.constant_rows:
+            shape = (heads.constant_rows, Widths.of(spec).qkv)
+            constants = device.tensor(shape, label="constants", kind="weights")
+        return Layer(index, spec, weights, norms, heads, constants, 1.0, per_layer_model(index))
 
-    table = [(config.vocab_size, config.hidden_size)]
-    embedding = weight("embedding", [EMBEDDING], table)
+    def per_layer_model(index):
+        if not (width := config.per_layer_input):
+            return None
+        name = config.prefix + PER_LAYER_MODEL
+        return weight(f"layers.{index}.per_layer_model", [name], [(width, config.hidden_size)])
+
+    def per_layer():
+        """A table of zeros that takes no memory."""
+        row = np.zeros(config.per_layer_input * config.num_hidden_layers, np.uint16)
+        return PerLayerInput(
+            vector(config.per_layer_input, "norm"), "bf16", lambda ids: np.broadcast_to(row, (len(ids), len(row)))
+        )
+
+    table, name = [(config.vocab_size, config.hidden_size)], config.prefix + EMBEDDING
+    embedding = weight("embedding", [name], table)
     layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
     head = embedding if config.tie_word_embeddings else weight("lm_head", [HEAD], table)
-    return Model(config, embedding, layers, norm(config.hidden_size), head)
+    shared = per_layer() if config.per_layer_input else None
+    return Model(config, embedding, layers, vector(config.hidden_size, "norm"), head, shared)
 
 
 def meta_model(device, checkpoint: Checkpoint) -> Model:
@@ -115,6 +135,8 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
         plan.record("random_weights", "main", grid, params=params, out=tensor)
 
     norms = [norm for layer in model.layers for norm in layer.norms.values()] + [model.norm]
+    norms += [layer.constants for layer in model.layers if layer.constants]
+    norms += [model.per_layer.norm] if model.per_layer else []
     with plan.section("fill"):
         for weight in model.matrices().values():
             for part in weight.parts:

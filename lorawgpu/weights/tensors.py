@@ -15,8 +15,13 @@ from lorawgpu.files.dtypes import widen
 if TYPE_CHECKING:
     from lorawgpu.tokenizer.hf import Tokenizer
 
-EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+# Outside of layers, below the config's prefix.
+EMBEDDING, NORM = "embed_tokens.weight", "norm.weight"
+PER_LAYER_TABLE = "embed_tokens_per_layer.weight"  # [V, layers * P]
+PER_LAYER_MODEL = "per_layer_model_projection.weight"  # [layers * P, C]
+PER_LAYER_NORM = "per_layer_projection_norm.weight"  # [P]
+SCALAR = "layer_scalar"  # below a layer's path
 CHUNK_ELEMENTS = 1 << 22  # elements processed at a time, 16 MiB in float32
 
 
@@ -56,9 +61,24 @@ class Checkpoint(ABC):
     path: Path
     name: str  # what an adapter records as base_model_name_or_path
 
+    norm_offset = 0.0  # what the model adds to the stored weights of norms
+
+    @property
+    def embedding_name(self) -> str:
+        return self.config.prefix + EMBEDDING
+
     @property
     def head_name(self) -> str:
-        return EMBEDDING if self.config.tie_word_embeddings else HEAD
+        return self.embedding_name if self.config.tie_word_embeddings else HEAD
+
+    def norm(self, name: str) -> np.ndarray:
+        """The weight of a norm as the model applies it, float32."""
+        return self.dense(name).float32() + np.float32(self.norm_offset)
+
+    def gather(self, name: str, ids: np.ndarray) -> Dense:
+        """The rows `ids` of a tensor that is too large to be read whole."""
+        stored = self.dense(name)
+        return Dense(stored.data[ids], stored.dtype)
 
     def keys(self) -> list[str]:
         """The names of the weights in forward order."""
@@ -94,15 +114,28 @@ class Checkpoint(ABC):
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The name and shape of every weight of the model, in forward order."""
-    c = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, c)}
+    c, prefix = config.hidden_size, config.prefix
+    shapes: dict[str, tuple[int, ...]] = {prefix + EMBEDDING: (config.vocab_size, c)}
+    if width := config.per_layer_input:
+        total = width * config.num_hidden_layers
+        shapes[prefix + PER_LAYER_TABLE] = (config.per_layer_vocab, total)
+        shapes |= {prefix + PER_LAYER_MODEL: (total, c), prefix + PER_LAYER_NORM: (width,)}
     for n, layer in enumerate(config.layers):
-        weights = layer.norm_shapes() | layer.linear_shapes()
-        shapes |= {f"model.layers.{n}.{name}.weight": shape for name, shape in weights.items()}
-    shapes["model.norm.weight"] = (c,)
+        at, weights = config.layer_path(n), layer.norm_shapes() | layer.linear_shapes()
+        shapes |= {f"{at}.{name}.weight": shape for name, shape in weights.items()}
+        shapes |= {f"{at}.{name}.bias": shape for name, shape in layer.bias_shapes().items()}
+        if layer.scalar:
+            shapes[f"{at}.{SCALAR}"] = (1,)
+    shapes[prefix + NORM] = (c,)
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, c)
     return shapes
+
+
+def unused_tensors(config: ModelConfig) -> set[str]:
+    """Tensors that files hold although no one reads them: keys and values of layers that share another layer's."""
+    readers = [config.layer_path(n) for n, layer in enumerate(config.layers) if layer.attention.shares is not None]
+    return {f"{at}.self_attn.{name}.weight" for at in readers for name in ("k_proj", "v_proj", "k_norm", "v_norm")}
 
 
 def is_linear(name: str) -> bool:
@@ -110,14 +143,18 @@ def is_linear(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
-def check_names(found: set[str], wanted: set[str], source: str) -> None:
-    """UserError, naming the tensors, if some are missing or not part of the architecture."""
+def check_names(found: set[str], wanted: set[str], config: ModelConfig, source: str) -> None:
+    """UserError, naming the tensors, if some are missing or not part of the architecture.
+
+    Tensors outside of `config.prefix`, such as those of a vision tower, are not ours to judge.
+    """
     missing = [name for name in wanted if name not in found]
     if missing:
         raise UserError(f"{source}: {_listed(sorted(missing))} missing; the config requires them.")
-    ours = ("model.", "lm_head.")
+    ours = (config.prefix, "lm_head.")
     # a model with tied embeddings may still store its head
-    extra = [n for n in found - wanted - {HEAD} if n.startswith(ours) and "rotary_emb" not in n]
+    extra = found - wanted - unused_tensors(config) - {HEAD}
+    extra = [n for n in extra if n.startswith(ours) and "rotary_emb" not in n]
     if extra:
         raise UserError(f"{source}: {_listed(sorted(extra))} not part of the config's architecture; not supported.")
 
