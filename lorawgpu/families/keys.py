@@ -74,8 +74,9 @@ class Keys:
 
     def activation(self) -> str:
         """`hidden_act`, under its name in ops/gate.py."""
-        names = {"silu": "silu", "swish": "silu", "relu2": "relu2"}
+        names = {"silu": "silu", "swish": "silu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh"}
         value = self.data.get("hidden_act")
         if not isinstance(value, str) or value not in names:
-            raise UserError(f"{self.source}: hidden_act (act) {brief(value)} is not supported; wanted silu or relu2.")
+            wanted = "silu, relu2 or gelu_pytorch_tanh"
+            raise UserError(f"{self.source}: hidden_act (act) {brief(value)} is not supported; wanted {wanted}.")
         return names[value]
