@@ -238,6 +238,6 @@ def test_norms_of_q_and_k_come_together():
         Norms(q="self_attn.q_norm")
 
 
-@pytest.mark.parametrize("name", ["silu", "swish", "relu2"])
+@pytest.mark.parametrize("name", ["silu", "swish", "relu2", "gelu_pytorch_tanh"])
 def test_activations_have_kernels(name):
     assert from_hf(llama(hidden_act=name)).layers[0].mlp.act in ACTIVATIONS

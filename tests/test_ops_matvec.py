@@ -5,6 +5,7 @@ import pytest
 from oplab import Lab, check, limited, normal
 
 from lorawgpu.doctor import matmul as cases
+from lorawgpu.ops.gate import ACTIVATIONS
 from lorawgpu.ops.matvec import MAX_ROWS, MatvecInput, lanes_for, matvec_forward, matvec_input, unroll_of
 from lorawgpu.ops.stores import STORES
 
@@ -55,11 +56,19 @@ def test_steps_are_unrolled_evenly():
     assert [unroll_of(steps, 4) for steps in (1, 4, 5, 9, 20)] == [1, 4, 3, 3, 4]
 
 
-@pytest.mark.parametrize("kind", ["rows", "silu", "relu2", "attention"])
+@pytest.mark.parametrize("kind", ["rows", *ACTIVATIONS, "attention"])
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("arith", ["f32", "int8"])
 def test_input(plan, kind, normed, arith):
     check(plan, cases.matvec_source, (kind, arith, 3, 1096, normed), tolerance=1e-5)  # sums of 1096 terms, and exp
+
+
+@pytest.mark.parametrize("layout", ["stacked", "packed", "separate"])
+@pytest.mark.parametrize("arith", ["f32", "int8"])
+def test_layouts_and_scale_of_the_gate(plan, layout, arith):
+    """Packed widths: u begins at a multiple of 16, of 4, and of neither."""
+    sizes = [("gelu_tanh", arith, 2, width, True, layout, 0.22) for width in (48, 84, 42, 1095)]
+    check(plan, cases.matvec_source, *sizes, tolerance=1e-5)
 
 
 def test_a_non_finite_input_marks_the_step(plan):

@@ -175,26 +175,24 @@ def flash_case(softcap):
     )
 
 
-def gate_case(act):
+def gate_case(act, scale=1.0):
     def forward(g, u):
-        return gate_forward(g, u, act)
+        return gate_forward(g, u, act, scale)
 
     def backward(dm, g, u):
-        return dict(zip("gu", gate_backward(dm, g, u, act), strict=True))
+        return dict(zip("gu", gate_backward(dm, g, u, act, scale), strict=True))
 
     def without_u(dm, g, u):
         return {**backward(dm, g, u), "g": backward(dm, g, np.ones_like(u))["g"]}
 
-    def half_slope(dm, g, u):  # relu2 without its 2, silu without g * sig'
-        slope = np.maximum(g, 0.0) if act == "relu2" else 1.0 / (1.0 + np.exp(-g))
-        return {**backward(dm, g, u), "g": dm * u * slope}
+    def half_slope(dm, g, u):  # relu2 without its 2; the others, g times a sigmoid, without the sigmoid's slope
+        slope = np.maximum(g, 0.0) if act == "relu2" else gate_forward(g, 1 / g, act)
+        return {**backward(dm, g, u), "g": scale * dm * u * slope}
 
-    return GradientCase(
-        forward,
-        backward,
-        {"g": normal(3, 7), "u": normal(3, 7, seed=1)},
-        {"u in dg": without_u, "part of the slope": half_slope},
-    )
+    missing = {"u in dg": without_u, "part of the slope": half_slope}
+    if scale != 1.0:
+        missing["scale"] = lambda dm, g, u: dict(zip("gu", gate_backward(dm, g, u, act), strict=True))
+    return GradientCase(forward, backward, {"g": normal(3, 7), "u": normal(3, 7, seed=1)}, missing)
 
 
 def gather_case():
@@ -248,6 +246,8 @@ CASES = {
     "attention flash softcap": flash_case(1.5),
     "relu2": gate_case("relu2"),
     "silu": gate_case("silu"),
+    "gelu_tanh": gate_case("gelu_tanh"),
+    "gate, scaled": gate_case("silu", 0.22),
     "gather": gather_case(),
     "cross entropy": cross_entropy_case(),
     "cross entropy, weighted": cross_entropy_case(np.array([0.5, -2.0, 3.0])),

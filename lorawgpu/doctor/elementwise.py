@@ -4,7 +4,7 @@ import numpy as np
 
 from lorawgpu.doctor.check import differing
 from lorawgpu.doctor.lab import POISON, normal, pad
-from lorawgpu.gpu import padded
+from lorawgpu.gpu import Tensor, padded
 from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum, loss_value
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.gate import gate_backward, gate_forward
@@ -188,25 +188,38 @@ def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
     return results
 
 
-def gate(lab, act, rows, width, gain=4.0):
+def gate_inputs(lab, g, u, layout) -> tuple[Tensor, dict]:
+    """gu with g and u in a layout of shaders/gate.wgsl.j2, and the options that say so to its op.
+
+    Packed: u begins right after g, whatever its width.
+    """
+    if layout == "stacked":
+        return lab.input(np.concatenate([pad(g), pad(u)], axis=1)), {}
+    if layout == "packed":
+        return lab.padded(np.concatenate([g, u], axis=1)), {"up_off": g.shape[1]}
+    return lab.padded(g), {"up": lab.padded(u)}
+
+
+def gate(lab, act, rows, width, layout="stacked", scale=1.0, gain=4.0):
     """`gain`: the magnitude of the gate's input."""
     g, u, dm = gain * normal(rows, width), normal(rows, width, seed=1), normal(rows, width, seed=2)
     g.flat[:2] = [0, -0.0][: g.size]
-    gu = lab.input(np.concatenate([pad(g), pad(u)], axis=1))
+    gu, options = gate_inputs(lab, g, u, layout)
+    shape = {"rows": rows, "width": width, "act": act, "scale": scale, **options}
     m, dgu, state = lab.rows(rows, width), lab.output(rows, gu.shape[1]), lab.state()
-    shape = {"rows": rows, "width": width, "act": act}
     gate_forward(lab.plan, m.tensor, gu, state.tensor, record_id=0, **shape)
     gate_backward(lab.plan, dgu.tensor, lab.padded(dm), gu, **shape)
 
     def results():
-        dg, du = gate_reference.gate_backward(dm, g.astype(np.float64), u, act)
-        half = dgu.value.shape[1] // 2
-        return {
-            "m": (m.value, gate_reference.gate_forward(g.astype(np.float64), u, act)),
-            "dg": (dgu.value[:, :half], dg),
-            "du": (dgu.value[:, half:], du),
+        dg, du = gate_reference.gate_backward(dm, g.astype(np.float64), u, act, scale)
+        found = {
+            "m": (m.value, gate_reference.gate_forward(g.astype(np.float64), u, act, scale)),
             "state": (state.value, np.zeros(16)),
         }
+        if layout == "separate":
+            return found | {"dg": (dgu.value, dg)}
+        up_off = options.get("up_off", padded(width))
+        return found | {"dg": (dgu.value[:, :up_off], dg), "du": (dgu.value[:, up_off:], du)}
 
     return results
 

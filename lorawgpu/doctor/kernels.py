@@ -20,7 +20,10 @@ TABLE = (
     ("quantize", rows.quantize, EXACT, [(3, 123), (2, 6912)]),
     ("quantize", rows.rmsnorm_quantize, ROUNDED, [("with rows", 3, 123), ("codes", 3, 123), ("codes", 2, 2560)]),
     ("rope", rows.rotary, ROUNDED, [(5, 3, 1, 6, 2, 7), (3, 20, 5, 128, 2, 5)]),
-    ("gate", rows.gate, ROUNDED, [("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912)]),
+    ("gate", rows.gate, ROUNDED, [
+        ("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912), ("gelu_tanh", 3, 123),
+        ("silu", 3, 123, "packed", 0.25), ("gelu_tanh", 3, 123, "separate"),
+    ]),
     ("gather", rows.gather, EXACT, [(9, 123, 2), (5, 2560, 3)]),
     ("embedding", products.embedding, EXACT, [("bf16", 123, 3, 4), ("f16", 123, 3, 4), ("f32", 2560, 3, 4)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
@@ -43,6 +46,7 @@ TABLE = (
     ("matvec", products.matvec_adapters, ROUNDED, [("bf16", 1, 528, 0, 0, 8), ("ternary", 5, 2560, 0, 0, 8)]),
     ("matvec_input", products.matvec_source, SUMMED, [
         ("rows", "f32", 3, 1096), ("silu", "f32", 3, 1096), ("attention", "f32", 3, 1096), ("relu2", "int8", 3, 1096),
+        ("gelu_tanh", "f32", 3, 1095, True, "packed", 0.25), ("gelu_tanh", "f32", 3, 1095, False, "separate"),
         ("rows", "int8", 1, 2560),
     ]),
     ("attention_chain", attention.attention, SUMMED, [("chain", 4, 1, 6, 33, 4)]),

@@ -7,7 +7,7 @@ from math import lcm
 
 import numpy as np
 
-from lorawgpu.doctor.elementwise import EPS, stored
+from lorawgpu.doctor.elementwise import EPS, gate_inputs, stored
 from lorawgpu.doctor.lab import NanScratch, normal, pad
 from lorawgpu.gpu import padded
 from lorawgpu.ops.embedding import embedding_forward
@@ -205,15 +205,16 @@ def matvec_adapters(lab, stores, rows, columns, *ranks):
     return lambda: {"y": (y.value, inputs @ values.T + term)}
 
 
-def _source(lab, kind, rows, width, head_dim=8):
+def _source(lab, kind, rows, width, layout, scale, head_dim=8):
     """The source of a projection, and the values that it represents, float64 [rows, width]."""
     if kind == "rows":
         x = normal(rows, width)
         return MatvecInput("rows", lab.padded(x)), x.astype(np.float64)
     if kind != "attention":
         g, u = normal(rows, width), normal(rows, width, seed=1)
-        gu = lab.input(np.concatenate([pad(g), pad(u)], axis=1))
-        return MatvecInput("gate", gu, act=kind), gate_forward(g.astype(np.float64), u, kind)
+        gu, options = gate_inputs(lab, g, u, layout)
+        source = MatvecInput("gate", gu, act=kind, scale=scale, **options)
+        return source, gate_forward(g.astype(np.float64), u, kind, scale)
     heads, splits, used = width // head_dim, 32, 11
     parts, stats = normal(rows, splits, padded(width)), np.zeros((rows, splits, heads, 4), np.float32)
     stats[..., 0], stats[..., 1], stats[..., 2] = normal(rows, splits, heads), 1.5, used
@@ -223,10 +224,13 @@ def _source(lab, kind, rows, width, head_dim=8):
     return MatvecInput(kind, lab.input(parts), stats=lab.input(stats), head_dim=head_dim), value.reshape(rows, width)
 
 
-def matvec_source(lab, kind, arith, rows, width, normed=True):
-    """The norm before a projection (or none), the A of its adapters, and with int8 the quantizer."""
+def matvec_source(lab, kind, arith, rows, width, normed=True, layout="stacked", scale=1.0):
+    """The norm before a projection (or none), the A of its adapters, and with int8 the quantizer.
+
+    `kind`: a source, or an activation for that of the gate, whose `layout` and `scale` are those of ops.gate.
+    """
     quantize = arith == "int8"
-    source, v = _source(lab, kind, rows, width)
+    source, v = _source(lab, kind, rows, width, layout, scale)
     weight, a, h = normal(width, seed=5), normal(12, width, seed=6), lab.output(rows, 12)
     ld, state = padded(width), lab.state()
     out = lab.output(rows, ld // 4, dtype="u32") if quantize else lab.output(rows, ld)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lorawgpu.gpu import Tensor, padded
 from lorawgpu.ops.checks import fold
-from lorawgpu.ops.gate import known
+from lorawgpu.ops.gate import known, layout_of
 from lorawgpu.ops.matmul import NEVER, NO_LORA
 
 MAX_ROWS = 8  # the sums of all rows and lanes then fill WebGPU's 16 KiB of workgroup memory
@@ -78,11 +78,14 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
 
 @dataclass(frozen=True)
 class MatvecInput:
-    """Where a projection's input comes from: "rows" (x [rows, ld]), "gate" (gu [rows, 2 ld]) or "attention" (parts)."""
+    """Where a projection's input comes from: "rows" (x [rows, ld]), "gate" (gu) or "attention" (parts)."""
 
     kind: str
     x: Tensor
-    act: str = ""  # for "gate": one of ops.gate.ACTIVATIONS
+    act: str = ""  # for "gate", as in ops.gate.gate_forward, with x as its gu
+    scale: float = 1.0
+    up_off: int | None = None
+    up: Tensor | None = None
     stats: Tensor | None = None  # for "attention"
     head_dim: int = 0  # for "attention"
 
@@ -106,6 +109,9 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
     None without adapters. Equations: shaders/matvec_input.wgsl.j2.
     """
     ld, heads = padded(width), source.stats.shape[2] if source.stats else 0
+    layout, scaled = "", False
+    if source.kind == "gate":
+        layout, scaled = layout_of(source.x, rows, width, source.up_off, source.up), source.scale != 1.0
     starts, scales = zip(*(lora_a.paths if lora_a else ((0, 0.0),)), strict=True)
     params = {
         "ld4": ld // 4,
@@ -118,12 +124,16 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
         "head4": source.head_dim // 4,
         "heads": heads,
         "splits": source.stats.shape[1] if source.stats else 0,
+        **({"scale": source.scale} if scaled else {}),
+        **({"up_off": source.up_off, "ld_gu4": source.x.shape[1] // 4} if layout == "packed" else {}),
     }
     template = {
         "wg": INPUT_LANES,
         "per": -(-ld // 4 // INPUT_LANES),
         "source": source.kind,
         "act": known(source.act) if source.kind == "gate" else "",
+        "layout": layout,
+        "scaled": scaled,
         "norm": weight is not None,
         "quantized": qscale is not None,
         "lora": lora_a is not None,
@@ -131,6 +141,7 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
     }
     buffers = {"x": source.x, "state": state}
     buffers |= {"stats": source.stats} if source.stats else {}
+    buffers |= {"up": source.up} if source.up else {}
     buffers |= {"weight": weight} if weight else {}
     buffers |= {"xq": out, "qscale": qscale} if qscale else {"y": out}
     buffers |= {"adapter": lora_a.a, "h": lora_a.h} if lora_a else {}
