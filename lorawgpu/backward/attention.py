@@ -1,8 +1,7 @@
 """Gradient of the attention mixer; mirrors model/attention.py."""
 
-from lorawgpu.model.attention import attention_options, head_layout, qk_norm_options
+from lorawgpu.model.attention import attention_options
 from lorawgpu.ops.attention import attention_backward
-from lorawgpu.ops.qk_norm import qk_norm_backward
 from lorawgpu.ops.rope import rope_backward
 
 
@@ -27,8 +26,7 @@ def mix_backward(c, layer, da, s):
         **attention_options(c, layer),
     )
     dqkv, table = c.take(w.qkv, "dqkv"), c.ropes.of(layer.spec.attention)
-    rope_backward(c.plan, dqkv, dq, dk, dv, b.position, b.slot, table, rows=c.rows, **head_layout(layer))
+    options = {"heads": layer.heads, "qkv": s.unnormed.get("qkv"), "constants": layer.constants}
+    rope_backward(c.plan, dqkv, dq, dk, dv, b.position, b.slot, table, rows=c.rows, **options)
     c.work.give(da, dq, dk, dv)
-    if options := qk_norm_options(c, layer):
-        qk_norm_backward(c.plan, dqkv, s.unnormed["qkv"], rows=c.rows, **options)
     return dqkv

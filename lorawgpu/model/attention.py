@@ -2,24 +2,7 @@
 
 from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.attention import attention_forward
-from lorawgpu.ops.qk_norm import qk_norm_forward
 from lorawgpu.ops.rope import rope_forward
-
-
-def head_layout(layer) -> dict:
-    """Head counts of the fused projection, and the columns where k and v begin."""
-    spec, w = layer.spec.attention, layer.widths
-    return {"n_heads": spec.heads, "n_kv_heads": spec.kv_heads, "k_off": w.k_off, "v_off": w.v_off}
-
-
-def qk_norm_options(c, layer) -> dict:
-    """Norm weights, sizes and eps for ops.qk_norm; empty if the layer has no norms of q and k."""
-    if "q" not in layer.norms:
-        return {}
-    spec, w = layer.spec.attention, layer.widths
-    sizes = {"heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
-    weights = {"q_weight": layer.norms["q"], "k_weight": layer.norms["k"]}
-    return weights | sizes | {"k_off": w.k_off, "v_off": w.v_off, "eps": c.config.rms_norm_eps}
 
 
 def attention_options(c, layer) -> dict:
@@ -35,13 +18,10 @@ def up_buffer(c, layer, s):
 
 def keep(c, layer, qkv, s):
     """Write s.q, and s.k and s.v at the tokens' slots of the KV cache. Frees qkv unless it is saved."""
-    scratch = qkv
-    if options := qk_norm_options(c, layer):
-        scratch = c.take(layer.widths.qkv, "normed qkv")
-        qk_norm_forward(c.plan, scratch, qkv, rows=c.rows, **options)
-    table, batch = c.ropes.of(layer.spec.attention), c.batch
-    rope_forward(c.plan, s.q, s.k, s.v, scratch, batch.position, batch.slot, table, rows=c.rows, **head_layout(layer))
-    c.work.give(scratch)
+    b, table, options = c.batch, c.ropes.of(layer.spec.attention), {"heads": layer.heads, "constants": layer.constants}
+    rope_forward(c.plan, s.q, s.k, s.v, qkv, b.position, b.slot, table, rows=c.rows, **options)
+    if not layer.heads.normed:
+        c.work.give(qkv)
 
 
 def mix(c, layer, s):

@@ -45,7 +45,7 @@ class Saved:
         stat("mlp_in")
         gu = c.keep(2 * w.mlp, "gate_up")
         unnormed = {}
-        if "q" in norms:
+        if layer.heads.normed:
             unnormed["qkv"] = c.keep(w.qkv, "qkv")
         for role in ("attn_out", "mlp_out"):
             stat(role)

@@ -11,7 +11,7 @@ from lorawgpu.gpu import Plan, padded
 from lorawgpu.ops.checks import WG, fold_elements
 from lorawgpu.ops.stores import STORES, TERNARY
 from lorawgpu.weights.device import empty_weight
-from lorawgpu.weights.device_model import Layer, Model
+from lorawgpu.weights.device_model import HEAD_NORMS, Layer, Model, Widths, heads_of
 from lorawgpu.weights.tensors import EMBEDDING, HEAD, Checkpoint, is_linear
 
 ONES = 3  # `kind` in random_weights.wgsl; the kinds for stores are in ops/stores.py
@@ -80,7 +80,11 @@ def empty_model(device, config: ModelConfig, store_of: Callable[[str], str]) -> 
     def layer(index, spec):
         shapes = spec.linear_shapes()
         weights = {group: projection(index, shapes, group) for group in GROUPS}
-        return Layer(index, spec, weights, {role: norm(spec.norm_width(role)) for role in spec.norms.paths()})
+        norms = {role: norm(spec.norm_width(role)) for role in spec.norms.paths() if role not in HEAD_NORMS}
+        heads = heads_of(spec, config.rms_norm_eps)
+        shape = heads.constant_rows, Widths.of(spec).qkv
+        constants = device.tensor(shape, label="constants", kind="weights") if heads.constant_rows else None
+        return Layer(index, spec, weights, norms, heads, constants)
 
     table = [(config.vocab_size, config.hidden_size)]
     embedding = weight("embedding", [EMBEDDING], table)
@@ -115,6 +119,7 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
         plan.record("random_weights", "main", grid, params=params, out=tensor)
 
     norms = [norm for layer in model.layers for norm in layer.norms.values()] + [model.norm]
+    norms += [layer.constants for layer in model.layers if layer.constants]
     with plan.section("fill"):
         for weight in model.matrices().values():
             for part in weight.parts:
