@@ -5,7 +5,7 @@ import pytest
 from oplab import Lab, check, normal
 
 from lorawgpu.doctor.elementwise import rotary
-from lorawgpu.ops.rope import rope_forward, rope_table
+from lorawgpu.ops.rope import Heads, rope_forward, rope_table
 from lorawgpu.reference import rope as reference
 
 
@@ -32,6 +32,6 @@ def test_parts_that_overlap_are_refused(plan):
     lab = Lab(plan)
     ids, table = lab.input(np.zeros(2, np.int32)), lab.input(rope_table(np.ones(4), 9))
     q, cache, qkv = lab.rows(2, 32), lab.rows(4, 16), lab.input(normal(2, 64))
-    sizes = {"rows": 2, "n_heads": 4, "n_kv_heads": 2, "k_off": 16, "v_off": 48}
+    heads = Heads(4, 2, 8, 8, k_off=16, v_off=48)
     with lab.section, pytest.raises(ValueError, match="do not hold"):
-        rope_forward(plan, q.tensor, cache.tensor, cache.tensor, qkv, ids, ids, table, **sizes)
+        rope_forward(plan, q.tensor, cache.tensor, cache.tensor, qkv, ids, ids, table, rows=2, heads=heads)

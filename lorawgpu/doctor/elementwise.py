@@ -12,7 +12,7 @@ from lorawgpu.ops.gather import gather_backward, gather_forward
 from lorawgpu.ops.qk_norm import qk_norm_backward, qk_norm_forward
 from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
-from lorawgpu.ops.rope import rope_backward, rope_forward, rope_table
+from lorawgpu.ops.rope import Heads, rope_backward, rope_forward, rope_table
 from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.reference import cross_entropy as loss_reference
 from lorawgpu.reference import dropout, rope
@@ -164,7 +164,7 @@ def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
     q, dqkv = lab.rows(rows, Q), lab.output(rows, ld)
     k, v = (lab.output(*old.shape, initial=old) for _ in "kv")
     tables = lab.input(position), lab.input(slot), lab.input(rope_table(frequencies, 37 * rows))
-    sizes = {"rows": rows, "n_heads": heads, "n_kv_heads": kv_heads, "k_off": k_off, "v_off": v_off}
+    sizes = {"rows": rows, "heads": Heads(heads, kv_heads, head_dim, head_dim, k_off, v_off)}
     rope_forward(lab.plan, q.tensor, k.exact, v.exact, lab.input(qkv), *tables, **sizes)
     rope_backward(lab.plan, dqkv.tensor, lab.padded(dq), lab.padded(dk), lab.padded(dv), *tables, **sizes)
 

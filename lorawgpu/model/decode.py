@@ -3,15 +3,15 @@
     (n, h) = in norm(x)    y = UP(n)    parts = attention(y, cache)    (n, h) = sub norm(mixed)    x += DOWN(n)
 
 One dispatch computes a norm and the A side of the adapters; another a product, the B side and the residual add. The
-gate and the sum over attention's splits run in the dispatch that reads them. A norm of q and k, or before the residual
-add, is a separate dispatch.
+gate and the sum over attention's splits run in the dispatch that reads them. A norm before the residual add is a
+separate dispatch.
 """
 
 from dataclasses import dataclass
 
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.gpu.tensor import Tensor
-from lorawgpu.model.attention import ATTENTION, qk_norm_options
+from lorawgpu.model.attention import ATTENTION
 from lorawgpu.model.mlp import MLP
 from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.attention_decode import attention_decode, fits, parts_shape, stats_shape
@@ -19,13 +19,15 @@ from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
 from lorawgpu.ops.matvec import MAX_ROWS, LoraA, MatvecInput, matvec_forward, matvec_input
-from lorawgpu.ops.qk_norm import qk_norm_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 
 def decodes(config: ModelConfig, rows: int) -> bool:
-    """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all."""
-    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in config.layers)
+    """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all.
+
+    Its attention rotates q and k itself, which leaves no place for a norm before that.
+    """
+    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) and not layer.norms.q for layer in config.layers)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,6 @@ class Scratch:
     n: Tensor  # input of a projection, f32 or int8 words
     qscale: Tensor
     h: Tensor  # output of the A side
-    normed_qkv: Tensor | None = None
     other: Tensor | None = None
     unnormed: Tensor | None = None  # [rows, C] the input of that norm
     rstd: Tensor | None = None
@@ -59,11 +60,10 @@ class Scratch:
         stats = take(stats_shape(c.rows, heads), label="attention stats")
         n = take((c.rows * max(widest(name) for name in ("hidden", "q", "mlp")),), label="projection input")
         qscale, h = c.take(2, "qscale", "u32"), take((c.rows * max(rank, 4),), label="h")
-        normed_qkv = c.take(widest("qkv"), "normed qkv") if "q" in roles else None
         other = unnormed = rstd = None
         if roles & {"attn_out", "mlp_out"}:
             other, unnormed, rstd = c.take(c.hidden, "x"), c.take(c.hidden, "unnormed"), take((c.rows,), label="rstd")
-        return Scratch(x, qkv, gu, parts, stats, n, qscale, h, normed_qkv, other, unnormed, rstd)
+        return Scratch(x, qkv, gu, parts, stats, n, qscale, h, other, unnormed, rstd)
 
 
 def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
@@ -124,10 +124,6 @@ def _down(c, layer, mixer: Mixer, mixed: MatvecInput, x: Tensor, s: Scratch) -> 
 
 def _attention(c, layer, qkv, rows, cache, s) -> MatvecInput:
     spec, w = layer.spec.attention, layer.widths
-    if options := qk_norm_options(c, layer):
-        normed = _view(s.normed_qkv, c.rows, w.qkv)
-        qk_norm_forward(c.plan, normed, qkv, rows=c.rows, **options)
-        qkv = normed
     parts, stats = _view(s.parts, *parts_shape(c.rows, w.q)), _view(s.stats, *stats_shape(c.rows, spec.heads))
     attention_decode(
         c.plan,
