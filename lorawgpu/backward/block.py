@@ -3,7 +3,7 @@
 from lorawgpu.backward.sublayer import down_backward, up_backward
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.model.block import mixers
-from lorawgpu.ops.rmsnorm import scale_gradient
+from lorawgpu.ops.scale import scale_forward
 
 
 def block_backward(c, layer, dx, s):
@@ -14,7 +14,7 @@ def block_backward(c, layer, dx, s):
     first = c.adapter.layout.first_trainable_group()
     needs_dx = {name: (layer.index, i) > first for i, name in enumerate(GROUPS)}
     if layer.scalar != 1:
-        scale_gradient(c.plan, dx, rows=c.rows, width=layer.spec.hidden, scale=layer.scalar)
+        scale_forward(c.plan, dx, rows=c.rows, width=layer.spec.hidden, scale=layer.scalar)
     inputs = [s.x, *s.between()]
     for mixer, x in zip(reversed(mixers(layer)), reversed(inputs), strict=True):
         dm = down_backward(c, layer, mixer, dx, s, needs_dx=needs_dx[mixer.down])

@@ -21,4 +21,5 @@ def chunk_losses(c, head, losses, start, rows, *, gradient: bool, row_weights: T
         vocab=c.config.vocab_size,
         record_id=c.non_finite.id("loss"),
         row_weights=row_weights,
+        softcap=c.config.final_softcap or 0.0,
     )

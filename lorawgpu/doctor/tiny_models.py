@@ -96,7 +96,8 @@ def reference_model(checkpoint: Checkpoint, adapter: dict, scale: float) -> Refe
         if checkpoint.config.ternary and is_linear(name):
             stored = checkpoint.ternary(name)
             return ternary_unpack(stored.packed, stored.out), stored.scale
-        return checkpoint.dense(name).float32().astype(np.float64)
+        values = checkpoint.norm(name) if name.endswith("norm.weight") else checkpoint.dense(name).float32()
+        return values.astype(np.float64)
 
     scales = {name.removeprefix("base_model.model.").split(".lora_")[0]: scale for name in adapter}
     return ReferenceModel(

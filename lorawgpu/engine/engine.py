@@ -79,7 +79,7 @@ class Engine:
         self.device, self.model, self.options, self.optimizer = device, model, options, optimizer
         self.kernels, self.exchange = kernels or KernelCache(device), exchange or Solo()
         self.work, self.non_finite = Workspace(device), NonFiniteIds()
-        self.batch = StepData.create(device, options.capacity, padded(options.capacity, CHUNK_ALIGN))
+        self.batch = StepData.create(device, model, options.capacity, padded(options.capacity, CHUNK_ALIGN))
         self.ropes = RopeTables(device, model.config, options.positions)
         self.state, self.step_values = state_buffer(device), step_buffer(device)
         self.objective = objective(device, self.batch.target_ids.size)
@@ -206,8 +206,12 @@ class Engine:
 
     def write(self, batch: MicroBatch):
         """Write the arrays of a micro-batch to the step data."""
-        for name in ("ids", "position", "slot", "kv_start", "segment_end"):
-            self.device.write(getattr(self.batch, name).view(0, (batch.capacity,)), getattr(batch, name))
+        position = self.ropes.rows_of(batch.position, batch.segment_end - batch.kv_start)
+        values = {"ids": batch.ids, "position": position.astype(np.int32), "slot": batch.slot}
+        values |= {"kv_start": batch.kv_start, "segment_end": batch.segment_end}
+        for name, array in values.items():
+            self.device.write(getattr(self.batch, name).view(0, (batch.capacity,)), array)
+        self.batch.write_per_layer(self.device, self.model, batch.ids)
         rows = np.zeros(self.batch.target_rows.size, np.int32)
         ids = np.full(self.batch.target_ids.size, IGNORED, np.int32)
         rows[: batch.targets], ids[: batch.targets] = batch.target_rows, batch.target_ids

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import tensor_names
 
 TOLERANCE = 1e-6  # float32: alpha, and a matrix that absorbs a factor, are rounded once each, 6e-8 relative
-LINEAR = re.compile(rf"model\.layers\.(?P<layer>\d+)\.(?P<path>(self_attn|mlp)\.({'|'.join(LINEAR_MODULES)}))")
+LINEAR = re.compile(
+    rf"model\.(language_model\.)?layers\.(?P<layer>\d+)\.(?P<path>((self_attn|mlp|shared_mlp)\.)?({'|'.join(ALL_MODULES)}))"
+)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def write_hf_files(folder: Path, checkpoint: GgufCheckpoint) -> None:
     read back.
     """
     config = checkpoint.config
-    dtype = checkpoint.dense("model.layers.0.mlp.down_proj.weight").dtype
+    dtype = checkpoint.dense(f"{config.group_modules(0, 'down')[0]}.weight").dtype
     _write(folder / "config.json", to_hf(config, FAMILIES[config.family], TORCH_DTYPES[dtype]))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
     ids |= {"pad_token_id": config.pad_token_id}

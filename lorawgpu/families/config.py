@@ -46,6 +46,12 @@ class ModelConfig:
         """Width of a layer's own embedding of each token; 0: the model has none."""
         return self.layers[0].per_layer_input
 
+    @property
+    def longest_short(self) -> int | None:
+        """The longest sequence with the short frequencies of longrope; None: frequencies do not depend on the length."""
+        ropes = (layer.attention.rope for layer in self.layers)
+        return next((rope.original_max_position_embeddings for rope in ropes if rope.switches), None)
+
     def layer_path(self, index: int) -> str:
         """The module path of a layer."""
         return f"{self.prefix}layers.{index}"

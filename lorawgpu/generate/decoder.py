@@ -60,7 +60,7 @@ class Decoder:
         self.ropes = RopeTables(device, model.config, self.cache.span)
         self.state, self.step_values = state_buffer(device), step_buffer(device)
         self.prefill_rows = bucket(max(min(prefill_rows, context), sequences))
-        self.prefill_data = StepData.create(device, self.prefill_rows, 1)
+        self.prefill_data = StepData.create(device, model, self.prefill_rows, 1)
         self.rows = rows_buffer(device)
         self.logits = device.tensor((sequences, model.head.rows), label="logits", kind="activations")
         self.buffers = SampleBuffers.create(device, sequences, model.config.vocab_size)

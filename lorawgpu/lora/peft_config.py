@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorawgpu.errors import UserError
-from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.files.untrusted import brief, read_json_object
 
 # Keys without effect on what the adapter computes, except together with others that are rejected.
@@ -67,8 +67,11 @@ def _by_pattern(patterns: dict, module: str, default):
     return default
 
 
-def lora_config_json(lora: LoraConfig, base_model_name: str) -> bytes:
+def lora_config_json(lora: LoraConfig, base_model_name: str, prefix: str = "") -> bytes:
     """`adapter_config.json` with keys that every version of PEFT knows: unknown ones crash old loaders.
+
+    prefix: of all modules of a multimodal model's text part. Its targets become a pattern, because PEFT would also look
+    for plain names in the vision tower, and fails on layers there that it does not know.
 
     `use_rslora` and the patterns are written only if they are set: a loader without them would be wrong anyway.
     """
@@ -83,7 +86,7 @@ def lora_config_json(lora: LoraConfig, base_model_name: str) -> bytes:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": lora.r,
-        "target_modules": list(lora.target_modules),
+        "target_modules": _pattern(lora, prefix) if prefix else list(lora.target_modules),
         "task_type": "CAUSAL_LM",
     }
     if lora.use_rslora:
@@ -93,6 +96,12 @@ def lora_config_json(lora: LoraConfig, base_model_name: str) -> bytes:
     if lora.alpha_pattern:
         config["alpha_pattern"] = {pattern: _integral(alpha) for pattern, alpha in lora.alpha_pattern.items()}
     return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _pattern(lora: LoraConfig, prefix: str) -> str:
+    """A regex of whole module paths that selects what `target_modules` selects below `prefix`."""
+    names = "|".join(re.escape(target.removeprefix(prefix)) for target in lora.target_modules)
+    return rf"{re.escape(prefix)}(.*\.)?({names})"
 
 
 def _integral(alpha: float) -> int | float:
@@ -171,7 +180,7 @@ def _targets(path: Path, config: dict, modules: Sequence[str]) -> tuple[str, ...
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise UserError(f"{path}: target_modules is {brief(targets)}; wanted a list of module names")
     return tuple(
-        t for t in targets if t.split(".")[-1] in LINEAR_MODULES or any(matches(t, module) for module in modules)
+        t for t in targets if t.split(".")[-1] in ALL_MODULES or any(matches(t, module) for module in modules)
     )
 
 

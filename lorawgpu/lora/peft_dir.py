@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.families.hf import MULTIMODAL_PREFIX
 from lorawgpu.files.atomic import replace_file
 from lorawgpu.files.dtypes import DENSE_TYPES, widen
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, WEIGHTS_FILE
@@ -42,7 +42,7 @@ def adapter_shapes(lora: LoraConfig, model: ModelConfig) -> dict[str, tuple[int,
         if not any(matches(target, module) for module in linear_layers):
             raise UserError(
                 f"lora_target_modules: {target!r} matches no linear layer of this model; wanted one of "
-                f"{', '.join(LINEAR_MODULES)}, or a path like layers.0.self_attn.q_proj "
+                f"{', '.join(model.all_linear())}, or a path like layers.0.self_attn.q_proj "
                 f"({model.num_hidden_layers} layers)"
             )
     shapes = {}
@@ -84,7 +84,8 @@ def write_adapter(folder: str | Path, lora: LoraConfig, tensors: dict[str, np.nd
     as_float32 = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
     # transformers rejects files without this metadata
     replace_file(folder / WEIGHTS_FILE, safetensors.numpy.save(as_float32, metadata={"format": "pt"}))
-    replace_file(folder / ADAPTER_CONFIG_FILE, lora_config_json(lora, base_model_name))
+    prefix = MULTIMODAL_PREFIX if all(name.startswith(f"base_model.model.{MULTIMODAL_PREFIX}") for name in tensors) else ""
+    replace_file(folder / ADAPTER_CONFIG_FILE, lora_config_json(lora, base_model_name, prefix))
 
 
 def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[LoraConfig, dict[str, np.ndarray]]:
@@ -179,7 +180,8 @@ def start_adapter(config, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.
 
     UserError if `config` sets a rank, alpha, rsLoRA or targets other than those of the adapter to continue from.
     """
-    targets = LINEAR_MODULES if config.lora_target_modules == "all-linear" else tuple(config.lora_target_modules)
+    chosen = config.lora_target_modules
+    targets = model.all_linear() if chosen == "all-linear" else tuple(chosen)
     wanted = LoraConfig(config.lora_r, config.lora_alpha, targets, config.use_rslora, config.lora_dropout)
     if config.adapter is None:
         return wanted, init_adapter(wanted, model, config.seed)

@@ -55,7 +55,7 @@ class Scratch:
             return max(getattr(layer.widths, name) for layer in layers)
 
         heads = max(layer.spec.attention.heads for layer in layers)
-        x, qkv, gu = c.take(c.hidden, "x"), c.take(widest("qkv"), "qkv"), c.take(2 * widest("mlp"), "gate_up")
+        x, qkv, gu = c.take(c.hidden, "x"), c.take(widest("qkv"), "qkv"), c.take(widest("gate_up"), "gate_up")
         parts = take(parts_shape(c.rows, widest("q")), label="attention parts")
         stats = take(stats_shape(c.rows, heads), label="attention stats")
         n = take((c.rows * max(widest(name) for name in ("hidden", "q", "mlp")),), label="projection input")
@@ -76,7 +76,7 @@ def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
         with c.plan.scope(f"layers.{layer.index}"):
             qkv = _up(c, layer, ATTENTION, _view(s.qkv, c.rows, layer.widths.qkv), x, s)
             x = _down(c, layer, ATTENTION, _attention(c, layer, qkv, rows, cache, s), x, s)
-            gu = _up(c, layer, MLP, _view(s.gu, c.rows, 2 * layer.widths.mlp), x, s)
+            gu = _up(c, layer, MLP, _view(s.gu, c.rows, layer.widths.gate_up), x, s)
             x = _down(c, layer, MLP, MatvecInput("gate", gu, act=layer.spec.mlp.act), x, s)
     return x
 

@@ -12,13 +12,13 @@ class RopeTables:
     """The tables for all layers of a model, with `positions` rows each.
 
     If the frequencies of a layer depend on the length of the sequence (longrope), all tables have twice the rows: those
-    from `positions` on are for long sequences, whose positions are shifted by as much (`long_shift`).
+    from `positions` on are for long sequences, whose positions are shifted by as much.
     """
 
     def __init__(self, device, config: ModelConfig, positions: int):
         self._tables = {}
-        switches = any(layer.attention.rope.switches for layer in config.layers)
-        self.long_shift = positions if switches else 0
+        self._shift, self.longest_short = positions, config.longest_short
+        switches = self.longest_short is not None
         for spec in dict.fromkeys(layer.attention for layer in config.layers):
             if self._key(spec) not in self._tables:
                 rope = spec.rope
@@ -29,6 +29,10 @@ class RopeTables:
     def of(self, spec: AttentionSpec) -> Tensor:
         """f32 [rows, rotary]: cos, then sin, times the RoPE's attention factor."""
         return self._tables[self._key(spec)]
+
+    def rows_of(self, position: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """The row of the tables for a position in a sequence of `length` tokens."""
+        return position if self.longest_short is None else position + self._shift * (length > self.longest_short)
 
     @staticmethod
     def _key(spec: AttentionSpec):

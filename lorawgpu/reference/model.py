@@ -1,10 +1,11 @@
 """The whole model in float64, forward and backward, over flat tokens.
 
-    n  = attn_in(x)                                          h = mlp_in(x1)
+    n  = [attn_in](x)                                        h = [mlp_in](x1)
     q,k,v = Q(n), K(n), V(n); rope([q](q)), rope([k](k))     g, u = GATE(h), UP(h)
     a  = attention(q, k, v)                                  m = act(g) * u
     x1 = x + [attn_out](O([attn_sub](a)))                    x2 = x1 + [mlp_out](DOWN([mlp_sub](m)))
-    logits = rmsnorm(x_last, norm) @ head^T
+    x3 = [scalar] (x2 + ple_out(PROJ(act(GATE(x2)) * ple)))  with a per-layer input
+    logits = [cap](rmsnorm(x_last, norm) @ head^T)
 
 Norms are named by role (families.spec.Norms); those in brackets are optional.
 
@@ -26,10 +27,11 @@ from lorawgpu.reference.embedding import embedding_forward
 from lorawgpu.reference.gate import gate_backward, gate_forward
 from lorawgpu.reference.gather import gather_backward, gather_forward
 from lorawgpu.reference.lora import lora_backward, lora_forward
-from lorawgpu.reference.qk_norm import qk_norm_backward, qk_norm_forward
+from lorawgpu.reference.per_layer import per_layer_forward
 from lorawgpu.reference.quantize import quantize_backward, quantize_forward, quantize_residual
 from lorawgpu.reference.rmsnorm import rmsnorm_backward, rmsnorm_forward
-from lorawgpu.reference.rope import rope_backward, rope_forward, rope_tables
+from lorawgpu.reference.rope import heads_backward, heads_forward, rope_tables
+from lorawgpu.reference.softcap import softcap_forward
 from lorawgpu.reference.ternary import bitlinear_backward, bitlinear_forward
 
 
@@ -63,8 +65,8 @@ def mask_of(model, linear, shape):
     """The keep mask of one adapter path, or None without dropout."""
     if not model.dropout:
         return None
-    path = linear.split(".")
-    return dropout_mask(model.step_key, int(path[2]), MODULES.index(path[-1]), *shape, model.dropout)
+    *_, layer, _, module = linear.split(".")
+    return dropout_mask(model.step_key, int(layer), MODULES.index(module), *shape, model.dropout)
 
 
 def base_forward(model, linear, x):
@@ -131,79 +133,160 @@ def norm_backward(model, norm, dy, saved):
 def role_forward(model, layer, role, x, saved):
     """Apply the layer's norm of a role; return x itself if it has none."""
     path = model.config.layers[layer].norms.paths().get(role)
-    return norm_forward(model, f"model.layers.{layer}.{path}", x, saved) if path else x
+    return norm_forward(model, f"{model.config.layer_path(layer)}.{path}", x, saved) if path else x
 
 
 def role_backward(model, layer, role, dy, saved):
     path = model.config.layers[layer].norms.paths().get(role)
-    return norm_backward(model, f"model.layers.{layer}.{path}", dy, saved) if path else dy
+    return norm_backward(model, f"{model.config.layer_path(layer)}.{path}", dy, saved) if path else dy
 
 
-def head_norm_forward(model, layer, role, x, saved):
-    """Normalize every head of q or k; return x itself if the layer has no such norm."""
-    if not (path := model.config.layers[layer].norms.paths().get(role)):
-        return x
-    weight = model.weights[f"model.layers.{layer}.{path}.weight"]
-    y, rstd = qk_norm_forward(x, weight, model.config.rms_norm_eps)
-    saved[layer, role] = x, weight, rstd
-    return y
+def attention_parts(model, layer):
+    """The parts of the fused projection and what happens to each: [(name, options of heads_forward)]."""
+    spec = model.config.layers[layer]
+    attention, eps, at = spec.attention, model.config.rms_norm_eps, model.config.layer_path(layer)
+
+    def weight(role):
+        path = spec.norms.paths().get(role)
+        return {} if path is None else {"weight": model.weights[f"{at}.{path}.weight"], "eps": eps}
+
+    value = {"scale": spec.residual_scale}  # a factor of v is one of the attention's output
+    if attention.v_norm:
+        value |= {"weight": np.ones(attention.head_dim), "eps": eps}
+    return [("q", weight("q")), ("k", weight("k")), ("v", value)]
 
 
-def head_norm_backward(layer, role, dy, saved):
-    return qk_norm_backward(dy, *saved[layer, role]) if (layer, role) in saved else dy
+def projections_forward(model, layer, n, saved):
+    """n [M, C] -> the raw q, k and v, with their biases; k and v are None if the layer has none of its own."""
+    config, spec = model.config, model.config.layers[layer].attention
+    modules = config.group_modules(layer, "qkv")
+    y = np.concatenate([biased_forward(model, module, n, saved) for module in modules], axis=1)
+    parts = np.split(y, np.cumsum(spec.part_widths)[:-1], axis=1)
+    if spec.shares is not None:
+        return parts[0], None, None
+    return (*parts, parts[1]) if spec.v_from_k else tuple(parts)
+
+
+def biased_forward(model, linear, x, saved):
+    return linear_forward(model, linear, x, saved) + model.weights.get(f"{linear}.bias", 0.0)
+
+
+def projections_backward(model, layer, dq, dk, dv, saved, grads):
+    """The gradients of the raw q, k and v -> dn [M, C]."""
+    spec, modules = model.config.layers[layer].attention, model.config.group_modules(layer, "qkv")
+    parts = [dq] if spec.shares is not None else [dq, dk + dv] if spec.v_from_k else [dq, dk, dv]
+    if len(modules) < len(parts):
+        parts = [np.concatenate(parts, axis=1)]
+    return sum(linear_backward(model, m, d, saved, grads) for m, d in zip(modules, parts, strict=True))
 
 
 def attention_options(model, layer, batch):
     spec = model.config.layers[layer].attention
     return dict(
-        slot=batch.slot, kv_start=batch.kv_start, n_heads=spec.heads, n_kv_heads=spec.kv_heads, scale=spec.scale
+        slot=batch.slot,
+        kv_start=batch.kv_start,
+        n_heads=spec.heads,
+        n_kv_heads=spec.kv_heads,
+        scale=spec.scale,
+        window=spec.window,
+        softcap=spec.softcap,
     )
+
+
+def tables_of(spec, batch):
+    """cos and sin [M, rotary/2] of the batch's rows; longrope chooses by the length of each row's sequence."""
+    rope, inv = spec.rope, [spec.rope.inv_freq(spec.head_dim, long) for long in (False, True)]
+    long = (batch.segment_end - batch.kv_start > rope.original_max_position_embeddings) & rope.switches
+    tables = [rope_tables(batch.position, frequencies) for frequencies in inv]
+    return [rope.attention_factor * np.where(long[:, None], b, a) for a, b in zip(*tables, strict=True)]
 
 
 def self_attention_forward(model, layer, n, batch, saved):
     """n [M, C] -> O([attn_sub](attention)) [M, C]."""
-    at, spec = f"model.layers.{layer}.self_attn", model.config.layers[layer].attention
-    q, k, v = (linear_forward(model, f"{at}.{x}_proj", n, saved) for x in "qkv")
-    q, k = head_norm_forward(model, layer, "q", q, saved), head_norm_forward(model, layer, "k", k, saved)
-    tables = rope_tables(batch.position, spec.rope.inv_freq(spec.head_dim))
-    q, k = rope_forward(q, *tables), rope_forward(k, *tables)
+    at, spec = f"{model.config.layer_path(layer)}.self_attn", model.config.layers[layer].attention
+    raw, tables = projections_forward(model, layer, n, saved), tables_of(spec, batch)
+    finished = []
+    for (name, options), x in zip(attention_parts(model, layer), raw, strict=True):
+        turn = {"tables": tables} if name != "v" else {}
+        finished.append(None if x is None else heads_forward(x, spec.head_dim, **options, **turn))
+    q, k, v = finished
+    if spec.shares is not None:
+        k, v = saved["kv", spec.shares]
+    saved["kv", layer] = k, v
     a, lse = attention_forward(q, k, v, **attention_options(model, layer, batch))
-    saved[at] = tables, (q, k, v, a, lse)
-    return linear_forward(model, f"{at}.o_proj", role_forward(model, layer, "attn_sub", a, saved), saved)
+    saved[at] = raw, tables, (q, k, v, a, lse)
+    (o,) = model.config.group_modules(layer, "o")
+    return linear_forward(model, o, role_forward(model, layer, "attn_sub", a, saved), saved)
 
 
 def self_attention_backward(model, layer, dy, batch, saved, grads):
-    """dy [M, C] -> dn [M, C]."""
-    at = f"model.layers.{layer}.self_attn"
-    da = role_backward(model, layer, "attn_sub", linear_backward(model, f"{at}.o_proj", dy, saved, grads), saved)
-    tables, tensors = saved[at]
-    dq, dk, dv = attention_backward(da, *tensors, **attention_options(model, layer, batch))
-    dq, dk = rope_backward(dq, *tables), rope_backward(dk, *tables)
-    dq, dk = head_norm_backward(layer, "q", dq, saved), head_norm_backward(layer, "k", dk, saved)
-    return (
-        linear_backward(model, f"{at}.q_proj", dq, saved, grads)
-        + linear_backward(model, f"{at}.k_proj", dk, saved, grads)
-        + linear_backward(model, f"{at}.v_proj", dv, saved, grads)
-    )
+    """dy [M, C] -> dn [M, C]. The gradients of shared keys and values are summed in saved["dkv", layer]."""
+    at, spec = f"{model.config.layer_path(layer)}.self_attn", model.config.layers[layer].attention
+    (o,) = model.config.group_modules(layer, "o")
+    da = role_backward(model, layer, "attn_sub", linear_backward(model, o, dy, saved, grads), saved)
+    raw, tables, tensors = saved[at]
+    dq, *dkv = attention_backward(da, *tensors, **attention_options(model, layer, batch))
+    producer = layer if spec.shares is None else spec.shares
+    dkv = [d + more for d, more in zip(dkv, saved.pop(("dkv", producer), (0.0, 0.0)), strict=True)]
+    if spec.shares is not None:
+        saved["dkv", producer], dkv = dkv, [None, None]
+    d_raw = []
+    for (name, options), d, x in zip(attention_parts(model, layer), (dq, *dkv), raw, strict=True):
+        turn = {"tables": tables} if name != "v" else {}
+        d_raw.append(None if d is None else heads_backward(d, x, spec.head_dim, **options, **turn))
+    return projections_backward(model, layer, *d_raw, saved, grads)
 
 
 def mlp_forward(model, layer, h, saved):
     """h [M, C] -> DOWN([mlp_sub](act(g) * u)) [M, C]."""
-    at = f"model.layers.{layer}.mlp"
-    g, u = (linear_forward(model, f"{at}.{x}_proj", h, saved) for x in ("gate", "up"))
-    m = gate_forward(g, u, model.config.layers[layer].mlp.act)
+    spec, at = model.config.layers[layer], f"{model.config.layer_path(layer)}.mlp"
+    modules, (down,) = (model.config.group_modules(layer, group) for group in ("gate_up", "down"))
+    g, u = np.split(np.concatenate([linear_forward(model, m, h, saved) for m in modules], axis=1), 2, axis=1)
+    m = gate_forward(g, u, spec.mlp.act, spec.residual_scale)
     saved[at] = g, u
-    return linear_forward(model, f"{at}.down_proj", role_forward(model, layer, "mlp_sub", m, saved), saved)
+    return linear_forward(model, down, role_forward(model, layer, "mlp_sub", m, saved), saved)
 
 
 def mlp_backward(model, layer, dy, saved, grads):
     """dy [M, C] -> dh [M, C]."""
-    at = f"model.layers.{layer}.mlp"
-    dm = role_backward(model, layer, "mlp_sub", linear_backward(model, f"{at}.down_proj", dy, saved, grads), saved)
-    dg, du = gate_backward(dm, *saved[at], model.config.layers[layer].mlp.act)
-    return linear_backward(model, f"{at}.gate_proj", dg, saved, grads) + linear_backward(
-        model, f"{at}.up_proj", du, saved, grads
+    spec, at = model.config.layers[layer], f"{model.config.layer_path(layer)}.mlp"
+    modules, (down,) = (model.config.group_modules(layer, group) for group in ("gate_up", "down"))
+    dm = role_backward(model, layer, "mlp_sub", linear_backward(model, down, dy, saved, grads), saved)
+    parts = gate_backward(dm, *saved[at], spec.mlp.act, spec.residual_scale)
+    parts = [np.concatenate(parts, axis=1)] if len(modules) == 1 else parts
+    return sum(linear_backward(model, m, d, saved, grads) for m, d in zip(modules, parts, strict=True))
+
+
+def per_layer_input(model, layer, e, batch):
+    """e [M, C], the scaled embedding -> the layer's own input [M, P]."""
+    config, width = model.config, model.config.per_layer_input
+    columns = slice(layer * width, (layer + 1) * width)
+    projected = e @ model.weights[f"{config.prefix}per_layer_model_projection.weight"][columns].T
+    weight = model.weights[f"{config.prefix}per_layer_projection_norm.weight"]
+    table = model.weights[f"{config.prefix}embed_tokens_per_layer.weight"]
+    return per_layer_forward(
+        projected, table[batch.ids, columns], weight, scale=config.hidden_size**-0.5, eps=config.rms_norm_eps
     )
+
+
+def per_layer_half_forward(model, layer, x, batch, saved):
+    """x [M, C] -> PROJ(act(GATE(x)) * ple) [M, C]."""
+    (gate,), (project,) = (model.config.group_modules(layer, group) for group in ("ple_gate", "ple_proj"))
+    g, ple = linear_forward(model, gate, x, saved), per_layer_input(model, layer, saved["embedded"], batch)
+    saved["per layer", layer] = g, ple
+    return linear_forward(model, project, gate_forward(g, ple, model.config.layers[layer].mlp.act), saved)
+
+
+def per_layer_half_backward(model, layer, dy, saved, grads):
+    """dy [M, C] -> dx [M, C]."""
+    (gate,), (project,) = (model.config.group_modules(layer, group) for group in ("ple_gate", "ple_proj"))
+    dm = linear_backward(model, project, dy, saved, grads)
+    dg, _ = gate_backward(dm, *saved["per layer", layer], model.config.layers[layer].mlp.act)
+    return linear_backward(model, gate, dg, saved, grads)
+
+
+def scalar_of(model, layer):
+    return model.weights.get(f"{model.config.layer_path(layer)}.layer_scalar", np.ones(1))[0]
 
 
 def block_forward(model, layer, x, batch, saved):
@@ -212,11 +295,18 @@ def block_forward(model, layer, x, batch, saved):
     y = self_attention_forward(model, layer, n, batch, saved)
     x = x + role_forward(model, layer, "attn_out", y, saved)
     y = mlp_forward(model, layer, role_forward(model, layer, "mlp_in", x, saved), saved)
-    return x + role_forward(model, layer, "mlp_out", y, saved)
+    x = x + role_forward(model, layer, "mlp_out", y, saved)
+    if model.config.per_layer_input:
+        y = per_layer_half_forward(model, layer, x, batch, saved)
+        x = x + role_forward(model, layer, "ple_out", y, saved)
+    return x * scalar_of(model, layer)
 
 
 def block_backward(model, layer, dx, batch, saved, grads):
     """d x2 [M, C] -> dx [M, C]."""
+    dx = dx * scalar_of(model, layer)
+    if model.config.per_layer_input:
+        dx = dx + per_layer_half_backward(model, layer, role_backward(model, layer, "ple_out", dx, saved), saved, grads)
     dh = mlp_backward(model, layer, role_backward(model, layer, "mlp_out", dx, saved), saved, grads)
     dx = dx + role_backward(model, layer, "mlp_in", dh, saved)
     dy = role_backward(model, layer, "attn_out", dx, saved)
@@ -225,26 +315,32 @@ def block_backward(model, layer, dx, batch, saved, grads):
 
 
 def head_weight(model):
-    return model.weights["model.embed_tokens.weight" if model.config.tie_word_embeddings else "lm_head.weight"]
+    tied = f"{model.config.prefix}embed_tokens.weight"
+    return model.weights[tied if model.config.tie_word_embeddings else "lm_head.weight"]
 
 
 def model_forward(model, batch):
     """-> logits [M, V] of all rows, saved."""
-    saved = {}
-    x = embedding_forward(batch.ids, model.weights["model.embed_tokens.weight"], model.config.embed_scale)
-    for layer in range(model.config.num_hidden_layers):
+    config, saved = model.config, {}
+    x = embedding_forward(batch.ids, model.weights[f"{config.prefix}embed_tokens.weight"], config.embed_scale)
+    saved["embedded"] = x
+    for layer in range(config.num_hidden_layers):
         x = block_forward(model, layer, x, batch, saved)
-    return dense_forward(norm_forward(model, "model.norm", x, saved), head_weight(model)), saved
+    raw = dense_forward(norm_forward(model, f"{config.prefix}norm", x, saved), head_weight(model)) * config.logits_scale
+    return softcap_forward(raw, config.final_softcap) if config.final_softcap else raw, saved
 
 
 def model_backward(model, batch, logits, saved, grads, weights=1.0):
     """Add the adapter gradients of the loss SUM over the batch's targets, weighted by row, into grads."""
-    logits = gather_forward(logits, batch.target_rows)
+    config, logits = model.config, gather_forward(logits, batch.target_rows)
     lse = cross_entropy_forward(logits, batch.target_ids)[1]
     dlogits = cross_entropy_backward(logits, batch.target_ids, lse, weights)
+    if config.final_softcap:
+        dlogits = dlogits * (1 - (logits / config.final_softcap) ** 2)
+    dlogits = dlogits * config.logits_scale
     dx = gather_backward(dense_backward(dlogits, head_weight(model)), batch.target_rows, len(batch.ids))
-    dx = norm_backward(model, "model.norm", dx, saved)
-    for layer in reversed(range(model.config.num_hidden_layers)):
+    dx = norm_backward(model, f"{config.prefix}norm", dx, saved)
+    for layer in reversed(range(config.num_hidden_layers)):
         dx = block_backward(model, layer, dx, batch, saved, grads)
 
 

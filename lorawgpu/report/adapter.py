@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, tensor_names
 
@@ -28,7 +28,7 @@ class Adapter:
     def modules(self) -> list[str]:
         """Names of the adapted linear layers, in forward order."""
         present = {name for layer in self.change.values() for name in layer}
-        return [name for name in LINEAR_MODULES if name in present]
+        return [name for name in ALL_MODULES if name in present]
 
     def layer_change(self, layer: int) -> float:
         """The change of all modules of a layer together."""
