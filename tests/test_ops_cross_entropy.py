@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from oplab import Lab, check, normal
 
-from lorawgpu.doctor.elementwise import FRESH, cross_entropy
+from lorawgpu.doctor.elementwise import FRESH, cross_entropy, softcap
 from lorawgpu.ops.cross_entropy import cross_entropy_forward, loss_sum, loss_value
+from lorawgpu.ops.softcap import softcap_forward
 
 SIZES = ((7, 123, 2), (2, 1, 2), (4, 5003, 3), (3, 128256, 2))  # rows, vocabulary, rows of a chunk
 
@@ -16,6 +17,32 @@ def test_matches_reference(plan):
 
 def test_row_weights_multiply_loss_and_gradient(plan):
     check(plan, cross_entropy, *(("weighted", *sizes) for sizes in SIZES))
+
+
+@pytest.mark.parametrize("variant", ["plain", "weighted"])
+def test_soft_cap_of_the_logits(plan, variant):
+    """Caps far above the logits, near them and far below; targets that are capped, too."""
+    check(plan, cross_entropy, *((variant, *size, cap) for size in SIZES[:3] for cap in (300.0, 30.0, 4.0, 0.5)))
+    check(plan, cross_entropy, (variant, 3, 34, 2, 30.0), scale=200.0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_soft_cap_does_not_hide_a_logit_that_is_not_finite(plan, value):
+    lab, logits = Lab(plan), normal(2, 32)
+    logits[1, 30] = value
+    state, losses, capped = lab.output(16, initial=FRESH, dtype="u32"), lab.output(2), lab.output(2, 32, initial=logits)
+    inputs = lab.input(logits), lab.input(np.array([4, 4], np.int32)), state.tensor
+    shape = {"rows": 2, "vocab": 32}
+    with lab.section:
+        cross_entropy_forward(plan, losses.exact, *inputs, start=0, record_id=8, softcap=30.0, **shape)
+        softcap_forward(plan, capped.tensor, cap=30.0, **shape)
+    lab.run()
+    assert state.value[:2].tolist() == [1, 8]
+    np.testing.assert_array_equal(np.isfinite(capped.value), np.isfinite(logits))
+
+
+def test_soft_cap_in_place(plan):
+    check(plan, softcap, (1, 1, 30.0), (3, 123, 30.0), (2, 42, 5.0), (2, 5003, 1e4))
 
 
 def test_large_logits(plan):

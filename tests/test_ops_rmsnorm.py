@@ -9,7 +9,18 @@ from lorawgpu.ops.rmsnorm import rmsnorm_forward
 
 
 def test_matches_reference(plan):
-    check(plan, rmsnorm, (3, 123), (1, 5), (5, 16), (2, 576), (2, 2560), (3, 6912))
+    check(plan, rmsnorm, (3, 123), (1, 5), (5, 16), (3, 42), (2, 34), (2, 28), (2, 60), (2, 576), (2, 2560), (3, 6912))
+
+
+def test_scale_of_the_sum_with_a_residual(plan):
+    check(plan, rmsnorm, (3, 123, 0.0617), (1, 5, -2.0), (2, 42, 7.5), (2, 1536, 0.5), (130, 2560, 0.9))
+
+
+def test_a_scale_without_a_residual_is_refused(plan):
+    lab = Lab(plan)
+    y, rstd, x, weight = lab.rows(3, 20), lab.output(3), lab.padded(normal(3, 20)), lab.input(np.ones(32, np.float32))
+    with lab.section, pytest.raises(ValueError, match="out_scale multiplies a sum with a residual"):
+        rmsnorm_forward(plan, y.tensor, rstd.tensor, x, weight, rows=3, width=20, eps=EPS, out_scale=0.5)
 
 
 def test_small_values(plan):

@@ -23,8 +23,9 @@ from lorawgpu.reference.gate import gate_backward, gate_forward
 from lorawgpu.reference.gather import gather_backward, gather_forward
 from lorawgpu.reference.lora import lora_backward, lora_forward
 from lorawgpu.reference.quantize import quantize_backward, quantize_forward, quantize_residual
-from lorawgpu.reference.rmsnorm import rmsnorm_backward, rmsnorm_forward
+from lorawgpu.reference.rmsnorm import rmsnorm_add_backward, rmsnorm_add_forward, rmsnorm_backward, rmsnorm_forward
 from lorawgpu.reference.rope import rope_backward, rope_forward, rope_inv_freq, rope_tables
+from lorawgpu.reference.softcap import softcap_backward, softcap_forward
 from lorawgpu.reference.ternary import bitlinear_backward
 
 
@@ -53,6 +54,21 @@ def rmsnorm_case():
 
     return GradientCase(
         lambda x: rmsnorm_forward(x, weight, eps)[0], backward, {"x": normal(3, 13)}, {"mean term": no_mean_term}
+    )
+
+
+def rmsnorm_add_case():
+    weight, eps, scale = normal(13), 1e-5, 0.3
+
+    def backward(dout, residual, x, scale=scale):
+        rstd = rmsnorm_forward(x, weight, eps)[1]
+        return dict(zip(("residual", "x"), rmsnorm_add_backward(dout, x, weight, rstd, scale), strict=True))
+
+    return GradientCase(
+        lambda residual, x: rmsnorm_add_forward(residual, x, weight, eps, scale)[0],
+        backward,
+        {"residual": normal(3, 13), "x": normal(3, 13, seed=1)},
+        {"scale": lambda dout, **inputs: backward(dout, **inputs, scale=1.0)},
     )
 
 
@@ -223,6 +239,16 @@ def cross_entropy_case(weights=1.0):
     )
 
 
+def softcap_case():
+    cap = 1.5
+    return GradientCase(
+        lambda z: softcap_forward(z, cap),
+        lambda dy, z: {"z": softcap_backward(dy, softcap_forward(z, cap), cap)},
+        {"z": normal(3, 5)},
+        {"slope": lambda dy, z: {"z": dy}, "cap in the slope": lambda dy, z: {"z": dy * (1 - np.tanh(z) ** 2)}},
+    )
+
+
 def head_case():
     """Chunks of 2 over 5 rows: the last one is partial."""
     weight, targets = normal(11, 6), np.array([2, 0, 10, 2, 7])
@@ -235,6 +261,7 @@ def head_case():
 
 CASES = {
     "rmsnorm": rmsnorm_case(),
+    "rmsnorm added, scaled": rmsnorm_add_case(),
     "bitlinear": bitlinear_case(),
     "dense": dense_case(),
     "lora": lora_case(0.0),
@@ -251,6 +278,7 @@ CASES = {
     "gather": gather_case(),
     "cross entropy": cross_entropy_case(),
     "cross entropy, weighted": cross_entropy_case(np.array([0.5, -2.0, 3.0])),
+    "softcap": softcap_case(),
     "head": head_case(),
 }
 

@@ -9,18 +9,24 @@ from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forw
 from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.gate import gate_backward, gate_forward
 from lorawgpu.ops.gather import gather_backward, gather_forward
+from lorawgpu.ops.per_layer import per_layer_forward
 from lorawgpu.ops.qk_norm import qk_norm_backward, qk_norm_forward
 from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 from lorawgpu.ops.rope import Heads, rope_backward, rope_forward, rope_table
+from lorawgpu.ops.scale import scale_forward
+from lorawgpu.ops.softcap import softcap_forward
 from lorawgpu.ops.step import pack_step, step_buffer
+from lorawgpu.ops.stores import STORES
 from lorawgpu.reference import cross_entropy as loss_reference
 from lorawgpu.reference import dropout, rope
 from lorawgpu.reference import gate as gate_reference
 from lorawgpu.reference import gather as gather_reference
+from lorawgpu.reference import per_layer as per_layer_reference
 from lorawgpu.reference import qk_norm as qk_norm_reference
 from lorawgpu.reference import quantize as quantize_reference
 from lorawgpu.reference import rmsnorm as norm_reference
+from lorawgpu.reference import softcap as cap_reference
 from lorawgpu.weights.tensors import Dense
 
 EPS = 1e-5
@@ -39,27 +45,29 @@ def clear(lab, count):
     return lambda: {"out": (out.value, np.zeros(count))}
 
 
-def rmsnorm(lab, rows, width, gain=3.0):
-    """`gain`: the magnitude of x."""
+def rmsnorm(lab, rows, width, out_scale=1.0, gain=3.0):
+    """`out_scale` multiplies the sum with a residual, and its gradient first. `gain`: the magnitude of x."""
     x, dy, start = gain * normal(rows, width), normal(rows, width, seed=1), normal(rows, width, seed=2)
     weight = normal(width, seed=3)
     gx, gdy, gw = lab.padded(x), lab.padded(dy), lab.input(pad(weight[None])[0])
-    y, rstd = lab.rows(rows, width), lab.output(rows)
-    dx, total = lab.rows(rows, width), lab.rows(rows, width, pad(start))
+    y, rstd, added = lab.rows(rows, width), lab.output(rows), lab.rows(rows, width)
+    dx, total, scaled = (lab.rows(rows, width, pad(initial)) for initial in (start, start, dy))
     shape = {"rows": rows, "width": width}
     rmsnorm_forward(lab.plan, y.tensor, rstd.tensor, gx, gw, eps=EPS, **shape)
-    added = lab.rows(rows, width)
-    rmsnorm_forward(lab.plan, added.tensor, rstd.tensor, gx, gw, eps=EPS, residual=gdy, **shape)
+    rmsnorm_forward(lab.plan, added.tensor, rstd.tensor, gx, gw, eps=EPS, residual=gdy, out_scale=out_scale, **shape)
+    scale_forward(lab.plan, scaled.tensor, scale=out_scale, **shape)
     for out, accumulate in ((dx, False), (total, True)):
-        rmsnorm_backward(lab.plan, out.tensor, gdy, gx, gw, rstd.tensor, accumulate=accumulate, **shape)
+        rmsnorm_backward(lab.plan, out.tensor, scaled.tensor, gx, gw, rstd.tensor, accumulate=accumulate, **shape)
 
     def results():
-        want, want_rstd = norm_reference.rmsnorm_forward(x.astype(np.float64), weight, EPS)
-        want_dx = norm_reference.rmsnorm_backward(dy, x.astype(np.float64), weight, want_rstd)
+        exact = x.astype(np.float64)
+        want, want_rstd = norm_reference.rmsnorm_add_forward(dy, exact, weight, EPS, out_scale)
+        want_scaled, want_dx = norm_reference.rmsnorm_add_backward(dy, exact, weight, want_rstd, out_scale)
         return {
-            "y": (y.value, want),
-            "y plus residual": (added.value, want + dy),
+            "y": (y.value, norm_reference.rmsnorm_forward(exact, weight, EPS)[0]),
+            "y plus residual": (added.value, want),
             "rstd": (rstd.value, want_rstd),
+            "dresidual": (scaled.value, want_scaled),
             "dx": (dx.value, want_dx),
             "dx, accumulated": (total.value, want_dx + start),
         }
@@ -188,6 +196,17 @@ def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
     return results
 
 
+def per_layer(lab, store, rows, width, gain=3.0):
+    """`gain`: the magnitude of the projection."""
+    proj, weight, scale = gain * normal(rows, width), normal(width, seed=1), 0.125
+    table, y = stored(pad(normal(rows, width, seed=2)), store), lab.rows(rows, width)
+    inputs = lab.padded(proj), lab.input(table.data, store), lab.input(pad(weight[None])[0])
+    shape = {"rows": rows, "width": width, "scale": scale, "eps": EPS}
+    per_layer_forward(lab.plan, y.tensor, *inputs, store=STORES[store], **shape)
+    values = proj.astype(np.float64), table.float32()[:, :width]
+    return lambda: {"y": (y.value, per_layer_reference.per_layer_forward(*values, weight, scale, EPS))}
+
+
 def gate_inputs(lab, g, u, layout) -> tuple[Tensor, dict]:
     """gu with g and u in a layout of shaders/gate.wgsl.j2, and the options that say so to its op.
 
@@ -262,7 +281,15 @@ def adapter_dropout(lab, rows, width):
     return lambda: {"y": (y.value, want), "added": (total.value, start + want)}
 
 
-def cross_entropy(lab, variant, rows, vocab, chunk, scale=5.0, offset=0.0):
+def softcap(lab, rows, vocab, cap, scale=40.0):
+    """Logits of magnitude `scale`."""
+    z = scale * normal(rows, vocab)
+    out = lab.rows(rows, vocab, pad(z))
+    softcap_forward(lab.plan, out.tensor, rows=rows, vocab=vocab, cap=cap)
+    return lambda: {"z": (out.value, cap_reference.softcap_forward(z.astype(np.float64), cap))}
+
+
+def cross_entropy(lab, variant, rows, vocab, chunk, softcap=0.0, scale=5.0, offset=0.0):
     """`variant`: "plain", or "weighted" by row. Logits of magnitude `scale` around `offset`, in chunks.
 
     The last row has no target; with five rows or more, neither has the one before it.
@@ -283,6 +310,7 @@ def cross_entropy(lab, variant, rows, vocab, chunk, scale=5.0, offset=0.0):
     row_weights = lab.input(weights.astype(np.float32)) if variant == "weighted" else None
     for i in range(chunks):
         shape = {"start": i * chunk, "rows": chunk, "vocab": vocab, "record_id": i, "row_weights": row_weights}
+        shape["softcap"] = softcap
         cross_entropy_forward(lab.plan, plain.exact, kept[i].tensor, gids, state.tensor, **shape)
         cross_entropy_forward_backward(lab.plan, losses.exact, grads[i].tensor, gids, state.tensor, **shape)
     loss_sum(lab.plan, total.exact, losses.exact, start=0, rows=rows)
@@ -290,10 +318,13 @@ def cross_entropy(lab, variant, rows, vocab, chunk, scale=5.0, offset=0.0):
     def results():
         used = np.flatnonzero(ids >= 0)
         x, w = logits[used].astype(np.float64), weights[used]
-        loss, lse = loss_reference.cross_entropy_forward(x, ids[used], w)
+        y = cap_reference.softcap_forward(x, softcap) if softcap else x
+        loss, lse = loss_reference.cross_entropy_forward(y, ids[used], w)
         want_loss, want = np.zeros(rows), np.zeros(logits.shape)
         want_loss[used] = loss
-        want[used] = loss_reference.cross_entropy_backward(x, ids[used], lse, w)
+        want[used] = loss_reference.cross_entropy_backward(y, ids[used], lse, w)
+        if softcap:
+            want[used] = cap_reference.softcap_backward(want[used], y, softcap)
         return {
             "losses": (losses.value, want_loss),
             "losses of the forward": differing(plain.value, losses.value),

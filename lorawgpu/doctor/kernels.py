@@ -15,7 +15,7 @@ SUMMED = 1e-5  # sums of thousands of terms; exp, and the rounding of its argume
 
 TABLE = (
     ("clear", rows.clear, EXACT, [(1000,)]),
-    ("rmsnorm", rows.rmsnorm, ROUNDED, [(3, 123), (2, 2560)]),
+    ("rmsnorm", rows.rmsnorm, ROUNDED, [(3, 123), (2, 2560), (3, 42, 0.25)]),
     ("qk_norm", rows.qk_norm, ROUNDED, [(3, 3, 1, 10), (2, 20, 5, 128)]),
     ("quantize", rows.quantize, EXACT, [(3, 123), (2, 6912)]),
     ("quantize", rows.rmsnorm_quantize, ROUNDED, [("with rows", 3, 123), ("codes", 3, 123), ("codes", 2, 2560)]),
@@ -24,12 +24,15 @@ TABLE = (
         ("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912), ("gelu_tanh", 3, 123),
         ("silu", 3, 123, "packed", 0.25), ("gelu_tanh", 3, 123, "separate"),
     ]),
+    ("per_layer", rows.per_layer, ROUNDED, [("bf16", 3, 10), ("f16", 3, 123), ("f32", 2, 256)]),
     ("gather", rows.gather, EXACT, [(9, 123, 2), (5, 2560, 3)]),
     ("embedding", products.embedding, EXACT, [("bf16", 123, 3, 4), ("f16", 123, 3, 4), ("f32", 2560, 3, 4)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
     ("cross_entropy", rows.cross_entropy, SUMMED, [
         ("plain", 3, 123, 2), ("plain", 3, 49152, 3), ("weighted", 3, 123, 2),
+        ("plain", 3, 123, 2, 3.0), ("weighted", 3, 123, 2, 3.0),
     ]),
+    ("softcap", rows.softcap, ROUNDED, [(3, 123, 30.0)]),
     ("adamw", optimizer.adamw, SUMMED, [(2, 1.0, 33000, 64, 4)]),
     ("step_state", optimizer.step_state, EXACT, [("bad",), ("good",)]),
     ("matmul", products.matmul_tiles, ROUNDED, [

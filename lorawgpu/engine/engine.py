@@ -17,7 +17,7 @@ from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
-from lorawgpu.model.head import CHUNK_ALIGN, Head, head_forward, section_name
+from lorawgpu.model.head import CHUNK_ALIGN, Head, capped_head_forward, section_name
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.model.transformer import infer_forward, transformer_forward
 from lorawgpu.ops.cross_entropy import loss_value
@@ -162,7 +162,7 @@ class Engine:
         with c.plan.section("forward"):
             x = infer_forward(c)
         head = Head.take(c, self.device.max_binding)
-        head.record(c, partial(head_forward, c, head, x))
+        head.record(c, partial(capped_head_forward, c, head, x))
         return head, lambda targets: ["forward", *head.sections(targets)]
 
     def _record_step(self) -> Plan:

@@ -17,7 +17,7 @@ from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.decode import Scratch, decode_forward, decode_head, decodes
-from lorawgpu.model.head import logits_forward
+from lorawgpu.model.head import cap_logits, logits_forward
 from lorawgpu.model.kv_cache import KVCache
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.model.transformer import infer_forward
@@ -104,6 +104,7 @@ class Decoder:
                 else:
                     x, rstd = self._hidden(c), c.work.take((rows,), label="rstd")
                     logits_forward(c, logits, c.take(c.hidden, "norm"), rstd, x, rows)
+                cap_logits(c, logits, rows)
             record_sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
             self._steps[rows] = plan
         return self._steps[rows]

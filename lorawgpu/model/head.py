@@ -12,6 +12,7 @@ from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.ops.gather import gather_forward
 from lorawgpu.ops.linear import linear_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
+from lorawgpu.ops.softcap import softcap_forward
 
 CHUNK_ALIGN = 64  # a chunk has a multiple of this many rows: whole tiles of the head's product
 LOGITS_BUDGET = 512 << 20  # most bytes of logits at any time
@@ -90,6 +91,18 @@ def head_forward(c, head, x, start, rows):
     shape = {"rows": rows, "width": c.config.hidden_size}
     gather_forward(c.plan, head.x, x, c.batch.target_rows, c.batch.target_ids, start=start, **shape)
     logits_forward(c, head.logits.rows(0, rows), head.n, head.rstd, head.x, rows)
+
+
+def capped_head_forward(c, head, x, start, rows):
+    """`head_forward` for logits that are read back: with the model's soft cap, which the loss applies by itself."""
+    head_forward(c, head, x, start, rows)
+    cap_logits(c, head.logits.rows(0, rows), rows)
+
+
+def cap_logits(c, logits, rows):
+    """Apply the model's soft cap, if it has one, to logits [rows, V] in place."""
+    if c.config.final_softcap:
+        softcap_forward(c.plan, logits, rows=rows, vocab=c.config.vocab_size, cap=c.config.final_softcap)
 
 
 def logits_forward(c, logits, n, rstd, x, rows):
