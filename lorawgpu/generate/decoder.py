@@ -65,7 +65,14 @@ class Decoder:
         self.logits = device.tensor((sequences, model.head.rows), label="logits", kind="activations")
         self.buffers = SampleBuffers.create(device, sequences, model.config.vocab_size)
         self.held: list[list[int]] = [[] for _ in range(sequences)]
+        self._long = [False] * sequences  # whether the cache of a sequence was made with longrope's long frequencies
         self._prefills, self._steps = {}, {}
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether the host must know a token before it is processed: to gather its per-layer input, or for longrope."""
+        config = self.model.config
+        return bool(config.per_layer_input) or config.longest_short is not None
 
     # Recording
 
@@ -148,35 +155,55 @@ class Decoder:
                 raise UserError(
                     f"{len(held) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
                 )
-        flat = [(b, t, len(self.held[b]) + i) for b, tokens in enumerate(ids) for i, t in enumerate(tokens[:-1])]
+        for held, tokens in zip(self.held, ids, strict=False):
+            held.extend(map(int, tokens))
+        self._process([len(held) - len(tokens) for held, tokens in zip(self.held, ids, strict=False)])
+
+    def advance(self, count: int) -> None:
+        """Compute `logits` of the last token of the first `count` sequences, each of which may have one new token."""
+        self._process([len(held) - 1 for held in self.held[:count]])
+
+    def _process(self, done: list[int]) -> None:
+        """Process each sequence from token number done[b] on: all but its last token at once, then the last ones."""
+        count, longest = len(done), self.model.config.longest_short
+        if longest is not None:
+            for b, held in enumerate(self.held[:count]):
+                if self._long[b] != (len(held) > longest):  # the frequencies change for all of its tokens
+                    self._long[b], done[b] = len(held) > longest, 0
+        flat = [(b, self.held[b][i], i) for b in range(count) for i in range(done[b], len(self.held[b]) - 1)]
         for begin in range(0, len(flat), self.prefill_rows):
             chunk = flat[begin : begin + self.prefill_rows]
             rows = bucket(len(chunk), self.prefill_rows)
             self._write(chunk, rows)
             self._prefill_plan(rows).run("forward")
-        for held, tokens in zip(self.held, ids, strict=False):
-            held.extend(map(int, tokens))
-        self._write_rows(len(ids))
-        self.step_plan(len(ids)).run("forward")
+        self._write_rows(count)
+        self.step_plan(count).run("forward")
 
     def _write(self, tokens: list, rows: int) -> None:
         """Write (sequence, id, position) of each row. Spare rows repeat the last one, so they write the same values."""
         sequence, ids, position = np.array([*tokens, *[tokens[-1]] * (rows - len(tokens))], np.int32).T
         first = sequence * self.cache.span
-        values = {"ids": ids, "position": position, "slot": first + position, "kv_start": first}
+        values = {"ids": ids, "position": self._rope_rows(sequence, position), "slot": first + position}
+        values |= {"kv_start": first}
         for name, array in values.items():
-            self.device.write(getattr(self.prefill_data, name).view(0, (rows,)), array)
+            self.device.write(getattr(self.prefill_data, name).view(0, (rows,)), np.asarray(array, np.int32))
+        self.prefill_data.write_per_layer(self.device, self.model, ids)
+
+    def _rope_rows(self, sequence, position) -> np.ndarray:
+        lengths = np.array([len(held) for held in self.held])
+        return self.ropes.rows_of(position, lengths[sequence])
 
     def _write_rows(self, count: int) -> None:
         """Write the state of the first `count` sequences: the last token of each is the next input."""
-        position = np.array([len(held) - 1 for held in self.held[:count]])
-        first = np.arange(count) * self.cache.span
-        values = {"ids": [held[-1] for held in self.held[:count]], "position": position, "slot": first + position}
+        sequence, position = np.arange(count), np.array([len(held) - 1 for held in self.held[:count]])
+        first, ids = sequence * self.cache.span, [held[-1] for held in self.held[:count]]
+        values = {"ids": ids, "position": self._rope_rows(sequence, position), "slot": first + position}
         values |= {"kv_start": first, "end": first + self.context, "stream": self.streams[:count]}
         state = np.zeros((len(FIELDS), STRIDE), np.int32)
         for name, array in values.items():
             state[FIELDS.index(name), :count] = array
         self.device.write(self.rows, state)
+        self.prefill_data.write_per_layer(self.device, self.model, np.array(ids))
 
     def read_logits(self, count: int) -> np.ndarray:
         """The logits of the first `count` sequences, float32 [count, V]. Waits for the GPU."""
@@ -192,9 +219,9 @@ class Decoder:
             self.device.write_at(self.buffers.seen, b * bits.size, bits)
 
     def records(self, count: int, sampling: Sampling) -> list:
-        """The dispatches that choose a token for each of `count` sequences and process it."""
-        sections = self.step_plan(count).sections
-        return [record for name in (*sections_of(sampling), "forward") for record in sections[name]]
+        """The dispatches that choose a token for each of `count` sequences and, unless `stepwise`, process it."""
+        sections, forward = self.step_plan(count).sections, () if self.stepwise else ("forward",)
+        return [record for name in (*sections_of(sampling), *forward) for record in sections[name]]
 
     def encode(self, count: int, tokens: int, sampling: Sampling):
         """Commands that choose and process `tokens` tokens, at most RING, for each of `count` sequences."""

@@ -43,6 +43,9 @@ class Generator:
         self.reasons = [None if limit else "length" for limit in limits]
         if None not in self.reasons:
             return
+        if decoder.stepwise:
+            yield from self._stepwise(count, sampling, emitted, limits, max_new_tokens)
+            return
         first, size, read = 0, 1, time.perf_counter()
         decoder.submit(decoder.encode(count, size, sampling))
         while True:
@@ -57,6 +60,16 @@ class Generator:
             if not going:
                 return
             first, size = first + size, after
+
+    def _stepwise(self, count: int, sampling: Sampling, emitted: list, limits: list, max_new_tokens: int):
+        """As `stream`, for a decoder that processes a token only after the host has seen it."""
+        decoder = self.decoder
+        while True:
+            decoder.submit(decoder.encode(count, 1, sampling))
+            yield from self._accept(decoder.chosen(count, 0, 1), emitted, limits, max_new_tokens)
+            if None not in self.reasons:
+                return
+            decoder.advance(count)
 
     def _accept(self, chosen, emitted: list, limits: list, max_new_tokens: int) -> list:
         """The tokens of a chunk that belong to answers, in order; marks sequences that end."""

@@ -4,30 +4,29 @@
 
 One dispatch computes a norm and the A side of the adapters; another a product, the B side and the residual add. The
 gate and the sum over attention's splits run in the dispatch that reads them. A norm before the residual add is a
-separate dispatch.
+separate dispatch, and so are norms of q and k together with RoPE.
 """
 
 from dataclasses import dataclass
 
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.gpu.tensor import Tensor
+from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.model.attention import ATTENTION
-from lorawgpu.model.mlp import MLP
+from lorawgpu.model.mlp import MLP, gate_options
+from lorawgpu.model.per_layer import PER_LAYER, per_layer_input
 from lorawgpu.model.sublayer import Mixer
-from lorawgpu.ops.attention_decode import attention_decode, fits, parts_shape, stats_shape
+from lorawgpu.ops.attention_decode import attention_decode, attention_decode_ready, fits, parts_shape, stats_shape
 from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
 from lorawgpu.ops.matvec import MAX_ROWS, LoraA, MatvecInput, matvec_forward, matvec_input
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
+from lorawgpu.ops.rope import rope_forward
 
 
 def decodes(config: ModelConfig, rows: int) -> bool:
-    """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all.
-
-    Its attention rotates q and k itself, which leaves no place for a norm before that.
-    """
-    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) and not layer.norms.q for layer in config.layers)
+    """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all."""
+    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in config.layers)
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class Scratch:
     n: Tensor  # input of a projection, f32 or int8 words
     qscale: Tensor
     h: Tensor  # output of the A side
+    q: Tensor | None = None  # finished queries, of layers whose attention does not make them
+    ple: tuple = ()  # per-layer input: the gate, the projection of the embedding, the input itself
     other: Tensor | None = None
     unnormed: Tensor | None = None  # [rows, C] the input of that norm
     rstd: Tensor | None = None
@@ -60,10 +61,13 @@ class Scratch:
         stats = take(stats_shape(c.rows, heads), label="attention stats")
         n = take((c.rows * max(widest(name) for name in ("hidden", "q", "mlp")),), label="projection input")
         qscale, h = c.take(2, "qscale", "u32"), take((c.rows * max(rank, 4),), label="h")
+        q = None if all(layer.heads.plain for layer in layers) else c.take(widest("q"), "q")
+        width = padded(c.config.per_layer_input)
+        ple = tuple(c.take(width, name) for name in ("per-layer gate", "projection", "input")) if width else ()
         other = unnormed = rstd = None
-        if roles & {"attn_out", "mlp_out"}:
+        if roles & {"attn_out", "mlp_out", "ple_out"}:
             other, unnormed, rstd = c.take(c.hidden, "x"), c.take(c.hidden, "unnormed"), take((c.rows,), label="rstd")
-        return Scratch(x, qkv, gu, parts, stats, n, qscale, h, other, unnormed, rstd)
+        return Scratch(x, qkv, gu, parts, stats, n, qscale, h, q, ple, other, unnormed, rstd)
 
 
 def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
@@ -72,12 +76,21 @@ def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
     shape = {"rows": c.rows, "width": c.config.hidden_size}
     x = s.x
     embedding_forward(c.plan, x, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
+    if c.config.per_layer_input:
+        c.embedded = c.take(c.hidden, "embedded")
+        embedding_forward(c.plan, c.embedded, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
     for layer, cache in zip(c.model.layers, caches, strict=True):
         with c.plan.scope(f"layers.{layer.index}"):
             qkv = _up(c, layer, ATTENTION, _view(s.qkv, c.rows, layer.widths.qkv), x, s)
             x = _down(c, layer, ATTENTION, _attention(c, layer, qkv, rows, cache, s), x, s)
             gu = _up(c, layer, MLP, _view(s.gu, c.rows, layer.widths.gate_up), x, s)
-            x = _down(c, layer, MLP, MatvecInput("gate", gu, act=layer.spec.mlp.act), x, s)
+            gate = gate_options(layer)
+            gate.pop("width")
+            last = 1.0 if layer.spec.per_layer_input else layer.scalar
+            x = _down(c, layer, MLP, MatvecInput("gate", gu, **gate), x, s, last)
+            if layer.spec.per_layer_input:
+                g = _up(c, layer, PER_LAYER, s.ple[0], x, s)
+                x = _down(c, layer, PER_LAYER, _per_layer(c, layer, g, s), x, s, layer.scalar)
     return x
 
 
@@ -110,37 +123,42 @@ def _up(c, layer, mixer: Mixer, y: Tensor, x: Tensor, s: Scratch) -> Tensor:
     return y
 
 
-def _down(c, layer, mixer: Mixer, mixed: MatvecInput, x: Tensor, s: Scratch) -> Tensor:
-    """Return x + [out norm](DOWN([sub norm](mixed))), in x itself or in the other residual stream buffer."""
+def _per_layer(c, layer, g: Tensor, s: Scratch) -> MatvecInput:
+    """The layer's own input, and the gate that reads it."""
+    _, projected, ple = s.ple
+    matvec_forward(c.plan, projected, c.embedded, layer.per_layer_model, rows=c.rows)
+    per_layer_input(c, layer, ple, projected)
+    return MatvecInput("gate", g, act=layer.spec.mlp.act, up=ple)
+
+
+def _down(c, layer, mixer: Mixer, mixed: MatvecInput, x: Tensor, s: Scratch, scale=1.0) -> Tensor:
+    """Return x + [out norm](DOWN([sub norm](mixed))), times scale, in x itself or in the other buffer of the stream."""
     if mixer.out_norm not in layer.norms:
         _project(c, layer, mixer.down, mixer.sub_norm, x, mixed, s, accumulate=True)
         return x
     _project(c, layer, mixer.down, mixer.sub_norm, s.unnormed, mixed, s)
     out, weight = s.other if x is s.x else s.x, layer.norms[mixer.out_norm]
     shape = {"rows": c.rows, "width": layer.spec.hidden}
-    rmsnorm_forward(c.plan, out, s.rstd, s.unnormed, weight, eps=c.config.rms_norm_eps, residual=x, **shape)
+    rmsnorm_forward(c.plan, out, s.rstd, s.unnormed, weight, eps=c.config.rms_norm_eps, residual=x, out_scale=scale, **shape)
     return out
 
 
 def _attention(c, layer, qkv, rows, cache, s) -> MatvecInput:
+    """Attention's parts. A layer with norms, biases and the like finishes q, k and v in a dispatch of its own."""
     spec, w = layer.spec.attention, layer.widths
     parts, stats = _view(s.parts, *parts_shape(c.rows, w.q)), _view(s.stats, *stats_shape(c.rows, spec.heads))
-    attention_decode(
-        c.plan,
-        parts,
-        stats,
-        *cache,
-        qkv,
-        c.ropes.of(spec),
-        rows,
-        count=c.rows,
-        heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        k_off=w.k_off,
-        v_off=w.v_off,
-        scale=spec.scale,
-    )
+    sizes = {"count": c.rows, "heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
+    options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
+    if layer.heads.plain:
+        offsets = {"k_off": w.k_off, "v_off": w.v_off}
+        attention_decode(c.plan, parts, stats, *cache, qkv, c.ropes.of(spec), rows, **offsets, **sizes, **options)
+    else:
+        q = _view(s.q, c.rows, w.q)
+        position, slot = (field(rows, name, c.rows) for name in ("position", "slot"))
+        own = (None, None) if spec.shares is not None else cache
+        made = {"rows": c.rows, "heads": layer.heads, "constants": layer.constants}
+        rope_forward(c.plan, q, *own, qkv, position, slot, c.ropes.of(spec), **made)
+        attention_decode_ready(c.plan, parts, stats, *cache, q, rows, **sizes, **options)
     return MatvecInput("attention", parts, stats=stats, head_dim=spec.head_dim)
 
 

@@ -23,11 +23,17 @@ def up_buffer(c, layer, s):
 
 def keep(c, layer, g, s):
     """Write s.ple."""
-    projected = c.take(layer.per_layer_model.rows, "per-layer projection")
+    projected = c.take(s.ple.shape[1], "per-layer projection")
     linear_forward(c.plan, projected, c.embedded, layer.per_layer_model, rows=c.rows)
+    per_layer_input(c, layer, s.ple, projected)
+    c.work.give(projected)
+
+
+def per_layer_input(c, layer, ple, projected):
+    """Write ple [rows, padded(P)] from W e [rows, padded(P)]."""
     per_layer_forward(
         c.plan,
-        s.ple,
+        ple,
         projected,
         c.batch.per_layer[layer.index],
         c.model.per_layer.norm,
@@ -37,7 +43,6 @@ def keep(c, layer, g, s):
         scale=c.config.hidden_size**-0.5,
         eps=c.config.rms_norm_eps,
     )
-    c.work.give(projected)
 
 
 def mix(c, layer, s):
