@@ -1,0 +1,198 @@
+"""A golden case's weights as a float32 GGUF file, under the names and in the forms that llama.cpp's converters write."""
+
+import json
+import math
+
+import gguf
+import numpy as np
+
+from lorawgpu.files.dtypes import DENSE_TYPES, widen
+from lorawgpu.files.safetensors import SafetensorsFile
+
+COMMON = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+GEMMA = COMMON | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+NAMES = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "gemma4": GEMMA
+    | {
+        "per_layer_input_gate": "inp_gate",
+        "per_layer_projection": "proj",
+        "post_per_layer_input_norm": "post_norm",
+        "layer_scalar": "layer_output_scale",
+    },
+    "phi3": COMMON | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "olmo2": COMMON
+    | {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
+}
+TOP = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+}
+PERMUTED = ("llama", "smollm3", "granite", "mistral3")
+
+
+def write_case(folder, path, arch):
+    """Write the case in `folder` as a GGUF file of architecture `arch`. Returns the path."""
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    writer = gguf.GGUFWriter(path, arch)
+    METADATA.get(arch, lambda writer, text: None)(writer, text)
+    _common(writer, text, config)
+    for name, values in _tensors(folder, text).items():
+        writer.add_tensor(_name(name, arch), np.ascontiguousarray(_converted(name, values, arch, text)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _tensors(folder, text):
+    """The text model's tensors as float32, named from the model on: "layers.0.mlp.up_proj.weight", "lm_head.weight"."""
+    file, found = SafetensorsFile(folder / "model.safetensors"), {}
+    for name, entry in file.entries.items():
+        if name.startswith(("model.language_model.", "lm_head.")) or not _multimodal(file):
+            short = name.removeprefix("model.").removeprefix("language_model.")
+            found[short] = widen(file.read(name), DENSE_TYPES[entry.dtype])
+    if text.get("tie_word_embeddings", True):
+        found.pop("lm_head.weight", None)
+    return found
+
+
+def _multimodal(file):
+    return any(name.startswith("model.language_model.") for name in file.entries)
+
+
+def _name(name, arch):
+    if name == "lm_head.weight":
+        return "output.weight"
+    if not name.startswith("layers."):
+        return TOP[name]
+    _, layer, path = name.split(".", 2)
+    module, kind = (path, "weight") if path == "layer_scalar" else path.rsplit(".", 1)
+    return f"blk.{layer}.{NAMES.get(arch, COMMON)[module]}.{kind}"
+
+
+def _converted(name, values, arch, text):
+    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        return values + np.float32(1)
+    heads = {"q_proj": text["num_attention_heads"], "k_proj": text.get("num_key_value_heads")}
+    module = name.split(".")[-2] if "." in name else name
+    if arch in PERMUTED and module in heads:
+        rows = len(values)
+        return values.reshape(heads[module], 2, rows // heads[module] // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    return values
+
+
+def _common(writer, text, config):
+    hidden, heads = text["hidden_size"], text["num_attention_heads"]
+    gemma4 = "global_head_dim" in text
+    writer.add_block_count(text["num_hidden_layers"])
+    writer.add_context_length(text["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_head_count(heads)
+    writer.add_layer_norm_rms_eps(text["rms_norm_eps"])
+    if not gemma4:
+        head_dim = text.get("head_dim", hidden // heads)
+        writer.add_feed_forward_length(text["intermediate_size"])
+        writer.add_head_count_kv(text["num_key_value_heads"])
+        writer.add_rope_freq_base(text["rope_theta"])
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    ends = config.get("eos_token_id", text.get("eos_token_id"))
+    writer.add_bos_token_id(text["bos_token_id"])
+    writer.add_eos_token_id(ends if isinstance(ends, int) else ends[0])
+    if not isinstance(ends, int):
+        writer.add_eot_token_id(ends[1])
+
+
+def _gemma2(writer, text):
+    writer.add_sliding_window(text["sliding_window"])
+    writer.add_attn_logit_softcapping(text["attn_logit_softcapping"])
+    writer.add_final_logit_softcapping(text["final_logit_softcapping"])
+
+
+def _gemma3(writer, text):
+    writer.add_sliding_window(text["sliding_window"])
+    writer.add_sliding_window_pattern(text["sliding_window_pattern"])
+
+
+def _gemma4(writer, text):
+    count, local = text["num_hidden_layers"], [kind == "sliding_attention" for kind in text["layer_types"]]
+    shared, wide = text["num_kv_shared_layers"], text["use_double_wide_mlp"]
+    global_kv = text["num_global_key_value_heads"] or text["num_key_value_heads"]
+    writer.add_head_count_kv([text["num_key_value_heads"] if flag else global_kv for flag in local])
+    width = text["intermediate_size"]
+    writer.add_feed_forward_length([width * (2 if wide and i >= count - shared else 1) for i in range(count)])
+    writer.add_key_length(text["global_head_dim"])
+    writer.add_value_length(text["global_head_dim"])
+    writer.add_key_length_swa(text["head_dim"])
+    writer.add_value_length_swa(text["head_dim"])
+    writer.add_sliding_window(text["sliding_window"])
+    writer.add_sliding_window_pattern(local)
+    writer.add_shared_kv_layers(shared)
+    writer.add_final_logit_softcapping(text["final_logit_softcapping"])
+    writer.add_embedding_length_per_layer_input(text["hidden_size_per_layer_input"])
+    ropes, pairs = text["rope_parameters"], text["global_head_dim"] // 2
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(text["global_head_dim"])
+    writer.add_rope_dimension_count_swa(text["head_dim"])
+    turning = int(ropes["full_attention"]["partial_rotary_factor"] * text["global_head_dim"] // 2)
+    factors = np.where(np.arange(pairs) < turning, 1.0, 1e30).astype(np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+
+
+def _granite(writer, text):
+    writer.add_attention_scale(text["attention_multiplier"])
+    writer.add_embedding_scale(text["embedding_multiplier"])
+    writer.add_residual_scale(text["residual_multiplier"])
+    writer.add_logit_scale(text["logits_scaling"])
+
+
+def _phi3(writer, text):
+    head_dim, original = text["hidden_size"] // text["num_attention_heads"], text["original_max_position_embeddings"]
+    stretch = text["max_position_embeddings"] / original
+    writer.add_sliding_window(text["sliding_window"] or 0)
+    writer.add_rope_dimension_count(int(head_dim * text["partial_rotary_factor"]))
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretch) / math.log(original)))
+    for name in ("long", "short"):
+        factors = np.array(text["rope_scaling"][f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
+
+
+def _olmo2(writer, text):
+    if "sliding_window" in text:
+        writer.add_sliding_window(text["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in text["layer_types"]])
+
+
+METADATA = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "granite": _granite,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+}
