@@ -17,7 +17,6 @@ from lorawgpu.ops.rope import Heads, rope_backward, rope_forward, rope_table
 from lorawgpu.ops.scale import scale_forward
 from lorawgpu.ops.softcap import softcap_forward
 from lorawgpu.ops.step import pack_step, step_buffer
-from lorawgpu.ops.stores import STORES
 from lorawgpu.reference import cross_entropy as loss_reference
 from lorawgpu.reference import dropout, rope
 from lorawgpu.reference import gate as gate_reference
@@ -196,13 +195,13 @@ def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
     return results
 
 
-def per_layer(lab, store, rows, width, gain=3.0):
+def per_layer(lab, dtype, rows, width, gain=3.0):
     """`gain`: the magnitude of the projection."""
     proj, weight, scale = gain * normal(rows, width), normal(width, seed=1), 0.125
-    table, y = stored(pad(normal(rows, width, seed=2)), store), lab.rows(rows, width)
-    inputs = lab.padded(proj), lab.input(table.data, store), lab.input(pad(weight[None])[0])
+    table, y = stored(pad(normal(rows, width, seed=2)), dtype), lab.rows(rows, width)
+    inputs = lab.padded(proj), lab.input(table.data, dtype), lab.input(pad(weight[None])[0])
     shape = {"rows": rows, "width": width, "scale": scale, "eps": EPS}
-    per_layer_forward(lab.plan, y.tensor, *inputs, store=STORES[store], **shape)
+    per_layer_forward(lab.plan, y.tensor, *inputs, **shape)
     values = proj.astype(np.float64), table.float32()[:, :width]
     return lambda: {"y": (y.value, per_layer_reference.per_layer_forward(*values, weight, scale, EPS))}
 
