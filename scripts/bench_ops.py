@@ -18,6 +18,7 @@ from lorawgpu.doctor import matmul as products
 from lorawgpu.doctor import optimizer
 from lorawgpu.doctor.check import KernelCheck, measure
 from lorawgpu.doctor.lab import Lab
+from lorawgpu.doctor.rotary import rotary
 from lorawgpu.gpu import KernelCache, Plan, open_device
 from lorawgpu.gpu.profile import profile
 from lorawgpu.ops.matmul import Operand, Problem, tiled
@@ -28,7 +29,7 @@ ROW_KERNELS = {  # (name, function of `doctor`, its sizes) for M tokens
         ("rmsnorm", rows.rmsnorm, (M, 2560)),
         ("rmsnorm + quantizer", rows.rmsnorm_quantize, ("with rows", M, 2560)),
         ("quantizer", rows.quantize, (M, 6912)),
-        ("RoPE", rows.rotary, (M, 20, 5, 128, 0, M)),
+        ("RoPE", rotary, ("plain", M, 20, 5, 128, 0, M)),
         ("relu2 gate", rows.gate, ("relu2", M, 6912)),
         ("dropout", rows.adapter_dropout, (M, 2560)),
         ("gather", rows.gather, (M, 2560, M // 2)),
@@ -37,7 +38,10 @@ ROW_KERNELS = {  # (name, function of `doctor`, its sizes) for M tokens
     ],
     "smollm2-135m": lambda M: [
         ("rmsnorm", rows.rmsnorm, (M, 576)),
-        ("RoPE", rows.rotary, (M, 9, 3, 64, 0, M)),
+        ("RoPE", rotary, ("plain", M, 9, 3, 64, 0, M)),
+        ("RoPE with biases", rotary, ("biased", M, 9, 3, 64, 0, M)),
+        ("RoPE with norms of heads", rotary, ("normed", M, 9, 3, 64, 0, M)),
+        ("RoPE with norms of rows", rotary, ("normed rows", M, 9, 3, 64, 0, M)),
         ("silu gate", rows.gate, ("silu", M, 1536)),
         ("cross-entropy", rows.cross_entropy, ("plain", M // 4, 49152, M // 4)),
         ("AdamW", optimizer.adamw, (2, 1.0, 5_000_000)),

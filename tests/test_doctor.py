@@ -65,6 +65,7 @@ BROKEN = {
     "backward without its mean": ("rmsnorm", "- x[base + c] * k", ""),
     "bounds check of the rows missing": ("gate", "if (row >= params.rows) { return; }", ""),
     "rotation in the other direction": ("rope", "roped(t, c, params.Q, 0u)", "roped(t, c, params.Q, 4u)"),
+    "padding of a gradient not cleared": ("rope_heads", "dqkv[unit.t * params.ld + c] = Element();", ""),
     "weight decay twice": ("adamw", "- step.lr * params.weight_decay", "- 2.0 * step.lr * params.weight_decay"),
     "sum without a part": ("sum_parts", "var p = 1u", "var p = 2u"),
     "delta of another row": ("attention_stats", "let base = t *", "let base = (t / 2u) *"),

@@ -24,7 +24,14 @@ from lorawgpu.reference.gather import gather_backward, gather_forward
 from lorawgpu.reference.lora import lora_backward, lora_forward
 from lorawgpu.reference.quantize import quantize_backward, quantize_forward, quantize_residual
 from lorawgpu.reference.rmsnorm import rmsnorm_add_backward, rmsnorm_add_forward, rmsnorm_backward, rmsnorm_forward
-from lorawgpu.reference.rope import rope_backward, rope_forward, rope_inv_freq, rope_tables
+from lorawgpu.reference.rope import (
+    heads_backward,
+    heads_forward,
+    rope_backward,
+    rope_forward,
+    rope_inv_freq,
+    rope_tables,
+)
 from lorawgpu.reference.softcap import softcap_backward, softcap_forward
 from lorawgpu.reference.ternary import bitlinear_backward
 
@@ -124,6 +131,47 @@ def rope_case():
         lambda dy, x: {"x": rope_backward(dy, cos, sin)},
         {"x": normal(3, 12)},
         {"inverse": lambda dy, x: {"x": rope_forward(dy, cos, sin)}},
+    )
+
+
+def heads_case(whole):
+    """Three heads of 8, of which 6 dimensions rotate: a bias, a norm of each head or of the whole row, a scale."""
+    tables, weight = rope_tables([0, 5, 2], rope_inv_freq(100.0, 6)), normal(24 if whole else 8)
+    options = {"bias": normal(24, seed=1), "weight": weight, "eps": 0.1, "tables": tables, "scale": 0.3}
+
+    def without(**changes):
+        return lambda dy, x: {"x": heads_backward(dy, x, 8, **(options | changes))}
+
+    return GradientCase(
+        lambda x: heads_forward(x, 8, **options),
+        without(),
+        {"x": normal(3, 24)},
+        {
+            "bias": without(bias=0.0),
+            "norm": without(weight=None),
+            "eps": without(eps=0.0),
+            "rotation": without(tables=None),
+            "scale": without(scale=1.0),
+        },
+    )
+
+
+def values_from_keys_case():
+    """Keys and values made from one projection: its gradient has both parts."""
+    tables, ones = rope_tables([0, 5, 2], rope_inv_freq(100.0, 6)), np.ones(6)
+    k_options, v_options = {"weight": normal(6), "eps": 0.1, "tables": tables}, {"weight": ones, "eps": 0.1}
+
+    def backward(dy, x, parts=(1, 1)):
+        dk, dv = np.split(dy, 2, axis=-1)
+        return {
+            "x": parts[0] * heads_backward(dk, x, 6, **k_options) + parts[1] * heads_backward(dv, x, 6, **v_options)
+        }
+
+    return GradientCase(
+        lambda x: np.concatenate([heads_forward(x, 6, **k_options), heads_forward(x, 6, **v_options)], axis=-1),
+        backward,
+        {"x": normal(3, 12)},
+        {"keys": lambda dy, x: backward(dy, x, (0, 1)), "values": lambda dy, x: backward(dy, x, (1, 0))},
     )
 
 
@@ -267,6 +315,9 @@ CASES = {
     "lora": lora_case(0.0),
     "lora dropout": lora_case(0.3),
     "rope": rope_case(),
+    "heads": heads_case(whole=False),
+    "heads, norm of the row": heads_case(whole=True),
+    "values from keys": values_from_keys_case(),
     "attention chain": chain_case(0.0),
     "attention chain softcap": chain_case(1.5),
     "attention flash": flash_case(0.0),

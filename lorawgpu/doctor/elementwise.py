@@ -10,19 +10,16 @@ from lorawgpu.ops.dropout import dropout_add, dropout_forward
 from lorawgpu.ops.gate import gate_backward, gate_forward
 from lorawgpu.ops.gather import gather_backward, gather_forward
 from lorawgpu.ops.per_layer import per_layer_forward
-from lorawgpu.ops.qk_norm import qk_norm_backward, qk_norm_forward
 from lorawgpu.ops.quantize import quantize_forward, rmsnorm_quantize_forward
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
-from lorawgpu.ops.rope import Heads, rope_backward, rope_forward, rope_table
 from lorawgpu.ops.scale import scale_forward
 from lorawgpu.ops.softcap import softcap_forward
 from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.reference import cross_entropy as loss_reference
-from lorawgpu.reference import dropout, rope
+from lorawgpu.reference import dropout
 from lorawgpu.reference import gate as gate_reference
 from lorawgpu.reference import gather as gather_reference
 from lorawgpu.reference import per_layer as per_layer_reference
-from lorawgpu.reference import qk_norm as qk_norm_reference
 from lorawgpu.reference import quantize as quantize_reference
 from lorawgpu.reference import rmsnorm as norm_reference
 from lorawgpu.reference import softcap as cap_reference
@@ -70,30 +67,6 @@ def rmsnorm(lab, rows, width, out_scale=1.0, gain=3.0):
             "dx": (dx.value, want_dx),
             "dx, accumulated": (total.value, want_dx + start),
         }
-
-    return results
-
-
-def qk_norm(lab, rows, heads, kv_heads, head_dim, gain=3.0):
-    """The heads of q and k in a fused projection; v and its gradient pass through unchanged."""
-    Q, KV = heads * head_dim, kv_heads * head_dim
-    k_off, v_off = padded(Q), padded(Q) + padded(KV)
-    ld, parts = v_off + padded(KV), (slice(0, Q), slice(k_off, k_off + KV), slice(v_off, v_off + KV))
-    x, dy = gain * normal(rows, ld), normal(rows, ld, seed=1)
-    weights = [normal(head_dim, seed=seed) for seed in (2, 3)]
-    gx, gw = lab.input(x), [lab.input(pad(weight[None])[0]) for weight in weights]
-    y, dx = lab.output(rows, ld), lab.output(rows, ld, initial=dy)
-    sizes = {"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "eps": EPS}
-    qk_norm_forward(lab.plan, y.tensor, gx, *gw, k_off=k_off, v_off=v_off, **sizes)
-    qk_norm_backward(lab.plan, dx.tensor, gx, *gw, k_off=k_off, v_off=v_off, **sizes)
-
-    def results():
-        found = {"v": (y.value[:, parts[2]], x[:, parts[2]]), "dv": (dx.value[:, parts[2]], dy[:, parts[2]])}
-        for name, part, weight in zip("qk", parts, weights, strict=False):
-            want, rstd = qk_norm_reference.qk_norm_forward(x[:, part].astype(np.float64), weight, EPS)
-            want_dx = qk_norm_reference.qk_norm_backward(dy[:, part], x[:, part].astype(np.float64), weight, rstd)
-            found |= {name: (y.value[:, part], want), f"d{name}": (dx.value[:, part], want_dx)}
-        return found
 
     return results
 
@@ -151,46 +124,6 @@ def rmsnorm_quantize(lab, variant, rows, width):
             "state": (state.value, np.zeros(16)),
         }
         return found | ({"y": (y.value, want)} | _codes(xq, qscale, y.value[:, :width]) if keep else {})
-
-    return results
-
-
-def rotary(lab, rows, heads, kv_heads, head_dim, first, slots, gap=True):
-    """Rows in descending order into a cache of `slots`, the last row into slot `first`; slots outside are dropped.
-
-    gap: q, k and v start at padded columns, as in the model; else right after one another.
-    """
-    Q, KV = heads * head_dim, kv_heads * head_dim
-    k_off = padded(Q) if gap else Q
-    v_off = k_off + (padded(KV) if gap else KV)
-    ld = padded(v_off + KV)
-    slot, position = np.arange(rows, dtype=np.int32)[::-1] + first, np.arange(rows, dtype=np.int32) * 37
-    frequencies = rope.rope_inv_freq(10000.0, head_dim)
-    qkv, dq, old = normal(rows, ld), normal(rows, Q, seed=1), normal(slots, padded(KV), seed=4)
-    dk, dv = normal(slots, KV, seed=2), normal(slots, KV, seed=3)
-    q, dqkv = lab.rows(rows, Q), lab.output(rows, ld)
-    k, v = (lab.output(*old.shape, initial=old) for _ in "kv")
-    tables = lab.input(position), lab.input(slot), lab.input(rope_table(frequencies, 37 * rows))
-    sizes = {"rows": rows, "heads": Heads(heads, kv_heads, head_dim, head_dim, k_off, v_off)}
-    rope_forward(lab.plan, q.tensor, k.exact, v.exact, lab.input(qkv), *tables, **sizes)
-    rope_backward(lab.plan, dqkv.tensor, lab.padded(dq), lab.padded(dk), lab.padded(dv), *tables, **sizes)
-
-    def results():
-        (cos, sin), x = rope.rope_tables(position, frequencies), qkv.astype(np.float64)
-        inside = (slot >= 0) & (slot < slots)
-        at, others = slot[inside], np.setdiff1d(np.arange(slots), slot)
-        want_v, want = old.copy(), np.zeros((rows, ld))
-        want_v[at] = pad(qkv[:, v_off : v_off + KV])[inside]
-        want[:, :Q] = rope.rope_backward(dq, cos, sin)
-        want[inside, k_off : k_off + KV] = rope.rope_backward(dk[at], cos[inside], sin[inside])
-        want[inside, v_off : v_off + KV] = dv[at]
-        return {
-            "q": (q.value, rope.rope_forward(x[:, :Q], cos, sin)),
-            "k": (k.value[at], rope.rope_forward(x[:, k_off : k_off + KV], cos, sin)[inside]),
-            "k of other slots": differing(k.value[others], old[others]),
-            "v": differing(v.value, want_v),
-            "dqkv": (dqkv.value, want),
-        }
 
     return results
 

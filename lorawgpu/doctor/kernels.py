@@ -8,18 +8,22 @@ from lorawgpu.doctor import attention, optimizer, sampling
 from lorawgpu.doctor import elementwise as rows
 from lorawgpu.doctor import matmul as products
 from lorawgpu.doctor.check import KernelCheck
+from lorawgpu.doctor.rotary import VARIANTS, rotary
 
 EXACT = 0.0
 ROUNDED = 2e-6  # a few float32 roundings, and sums of a few hundred terms
 SUMMED = 1e-5  # sums of thousands of terms; exp, and the rounding of its argument
+HEADS = [variant for variant in VARIANTS if variant not in ("plain", "tight")]
 
 TABLE = (
     ("clear", rows.clear, EXACT, [(1000,)]),
     ("rmsnorm", rows.rmsnorm, ROUNDED, [(3, 123), (2, 2560), (3, 42, 0.25)]),
-    ("qk_norm", rows.qk_norm, ROUNDED, [(3, 3, 1, 10), (2, 20, 5, 128)]),
     ("quantize", rows.quantize, EXACT, [(3, 123), (2, 6912)]),
     ("quantize", rows.rmsnorm_quantize, ROUNDED, [("with rows", 3, 123), ("codes", 3, 123), ("codes", 2, 2560)]),
-    ("rope", rows.rotary, ROUNDED, [(5, 3, 1, 6, 2, 7), (3, 20, 5, 128, 2, 5)]),
+    ("rope", rotary, ROUNDED, [("plain", 5, 3, 1, 6, 2, 7), ("plain", 3, 20, 5, 128, 2, 5)]),
+    ("rope_heads", rotary, ROUNDED, [(variant, 4, 3, 1, 24, 1, 4) for variant in HEADS] + [
+        ("everything", 3, 3, 1, 10, 1, 5), ("everything, whole rows", 2, 20, 5, 64, 2, 5),
+    ]),
     ("gate", rows.gate, ROUNDED, [
         ("silu", 3, 123), ("relu2", 3, 123), ("relu2", 2, 6912), ("gelu_tanh", 3, 123),
         ("silu", 3, 123, "packed", 0.25), ("gelu_tanh", 3, 123, "separate"),

@@ -11,7 +11,6 @@ import numpy as np
 from lorawgpu.gpu import Tensor, padded
 from lorawgpu.ops.checks import WG, expect, fold
 
-MAX_HEAD_DIM = 512
 LANES = 128  # threads of a workgroup in rope_heads, and so the most that share a norm's sum
 
 
@@ -26,7 +25,7 @@ class Heads:
 
     heads: int
     kv_heads: int  # 0 if the layer has no keys and values of its own: qkv is q alone
-    head_dim: int  # even, at most MAX_HEAD_DIM
+    head_dim: int  # even
     rot: int  # the first `rot` dimensions of a head rotate, in pairs (i, i + rot/2); even; 0 for none
     k_off: int | None = None  # first column of k; None only without keys
     v_off: int | None = None  # first column of v; None if values are made from keys: v = v_scale * v_norm(k + bias)
@@ -37,10 +36,8 @@ class Heads:
     v_scale: float = 1.0
 
     def __post_init__(self):
-        if self.head_dim % 2 or self.rot % 2 or not 0 <= self.rot <= self.head_dim <= MAX_HEAD_DIM:
-            raise ValueError(
-                f"heads of {self.head_dim}, of which {self.rot} rotate: wanted even numbers, at most {MAX_HEAD_DIM}"
-            )
+        if self.head_dim % 2 or self.rot % 2 or not 0 <= self.rot <= self.head_dim:
+            raise ValueError(f"heads of {self.head_dim}, of which {self.rot} rotate: wanted even numbers")
         if self.norm not in (None, "head", "row") or (self.norm == "row" and self.v_norm):
             raise ValueError(f"norm {self.norm!r} with v_norm {self.v_norm}: wanted None, 'head', or 'row' without it")
         if (self.k_off is None) != (not self.kv_heads) or (self.v_off is not None and not self.kv_heads):
@@ -71,13 +68,13 @@ class Heads:
         return (self.norm is not None) + self.bias
 
 
-def rope_table(inv_freq: np.ndarray, positions: int) -> np.ndarray:
-    """cos, then sin, of position * inv_freq: float32 [positions, rot], computed in float64.
+def rope_table(inv_freq: np.ndarray, positions: int, factor: float = 1.0) -> np.ndarray:
+    """cos, then sin, of position * inv_freq, both times `factor`: float32 [positions, rot], computed in float64.
 
-    inv_freq: float64 [rot/2], scaling included (`Rope.inv_freq`).
+    inv_freq: float64 [rot/2], scaling included (`Rope.inv_freq`). factor: the attention factor of YaRN and LongRoPE.
     """
     angle = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(inv_freq, np.float64)
-    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    return (factor * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)).astype(np.float32)
 
 
 def head_constants(heads: Heads, ld: int, *, q_norm=None, k_norm=None, bias=None) -> np.ndarray:
@@ -112,7 +109,7 @@ def rope_forward(
     qkv [rows, ld]; position, slot i32 [rows]; table [positions, rot] from `rope_table`, longer than any position;
     constants [heads.constant_rows, ld] from `head_constants`. A slot outside the cache is not written.
     What `heads` has no use for may be None: constants; kcache, vcache and slot without keys; position and table if
-    nothing rotates. ValueError if a tensor is missing or has another shape.
+    nothing rotates. ValueError for a tensor of another shape.
     """
     ld = _check(heads, rows, qkv, q, kcache, vcache, position, slot, table)
     tensors = {"qkv": qkv, "q": q, "kcache": kcache, "vcache": vcache}
