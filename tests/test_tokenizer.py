@@ -184,6 +184,17 @@ def test_bos_of_a_folder(tmp_path):
     assert not Tokenizer.from_hf_folder(save_folder(tmp_path / "d", backend, {"add_bos_token": False})).add_bos
 
 
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gemma4"])
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": False}])
+def test_every_gemma_starts_with_bos(tmp_path, model_type, config):
+    folder = save_folder(tmp_path / "hf", trained(), config)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    tokenizer = Tokenizer.from_hf_folder(folder)
+    assert tokenizer.add_bos and tokenizer.encode("a", add_special=True) == [1, *tokenizer.encode("a")]
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert not Tokenizer.from_hf_folder(folder).add_bos
+
+
 def test_offsets_keep_the_leading_space(tmp_path):
     backend = trained()
     backend.post_processor = processors.ByteLevel(trim_offsets=True)
