@@ -90,6 +90,12 @@ def add_model_options(parser: argparse.ArgumentParser, required: bool = True) ->
     parser.add_argument("--adapter", metavar="DIR", help="a PEFT adapter directory")
 
 
+def add_template_kwargs_option(parser: argparse.ArgumentParser) -> None:
+    """--chat-template-kwargs, a mapping in JSON or YAML."""
+    usage = "variables of the chat template, such as '{enable_thinking: false}' (default: the adapter's)"
+    parser.add_argument("--chat-template-kwargs", metavar="MAP", help=usage)
+
+
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         listing = "\n".join(f"  {name:<9} {purpose}" for name, purpose in COMMANDS.items())

@@ -1,7 +1,7 @@
 """SentencePiece vocabularies of GGUF files."""
 
 import pytest
-from test_tokenizer import write_gguf
+from vocabularies import write_gguf
 
 from lorawgpu.errors import UserError
 from lorawgpu.tokenizer.hf import Tokenizer

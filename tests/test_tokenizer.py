@@ -5,17 +5,16 @@ import json
 import os
 from pathlib import Path
 
-import gguf
 import jinja2
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from vocabularies import write_gguf
 
 from lorawgpu.errors import UserError
-from lorawgpu.files.gguf import GgufFile
-from lorawgpu.tokenizer.gguf import SPLITS
+from lorawgpu.tokenizer.byte_level import PRE_TOKENIZERS
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.loader import open_checkpoint
 
@@ -75,20 +74,6 @@ def save_folder(folder, backend, config=None, template=None):
     return folder
 
 
-def write_gguf(path, **values):
-    """A GGUF file with only metadata: values by key under `tokenizer.ggml.`, None omits one."""
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in values.items():
-        key = "tokenizer.chat_template" if key == "chat_template" else f"tokenizer.ggml.{key}"
-        add = {int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool, list: writer.add_array}
-        if value is not None:
-            add[type(value)](key, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return GgufFile(path)
-
-
 def gguf_values(backend, pre="smollm", **changes):
     """The metadata of a byte-level BPE as llama.cpp's converter writes it."""
     model = json.loads(backend.to_str())["model"]
@@ -132,7 +117,7 @@ def test_any_text_survives(text):
 
 def pieces(name, text):
     """The pieces that a pre-tokenizer of the table splits a text into."""
-    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in SPLITS[name]]
+    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].splits]
     return [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)]
 
 
@@ -157,7 +142,7 @@ def test_pre_tokenizers(name, text, wanted):
 def test_the_table_splits_like_the_models_own_pre_tokenizer(name, text):
     """Byte-level pieces have the same characters however they are spelled, so the splits must agree."""
     ours = pre_tokenizers.Sequence([
-        *[pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in SPLITS[name]],
+        *[pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].splits],
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
     assert ours.pre_tokenize_str(text) == cut(name).pre_tokenize_str(text)
@@ -199,6 +184,17 @@ def test_bos_of_a_folder(tmp_path):
     assert not Tokenizer.from_hf_folder(save_folder(tmp_path / "d", backend, {"add_bos_token": False})).add_bos
 
 
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gemma4"])
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": False}])
+def test_every_gemma_starts_with_bos(tmp_path, model_type, config):
+    folder = save_folder(tmp_path / "hf", trained(), config)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    tokenizer = Tokenizer.from_hf_folder(folder)
+    assert tokenizer.add_bos and tokenizer.encode("a", add_special=True) == [1, *tokenizer.encode("a")]
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert not Tokenizer.from_hf_folder(folder).add_bos
+
+
 def test_offsets_keep_the_leading_space(tmp_path):
     backend = trained()
     backend.post_processor = processors.ByteLevel(trim_offsets=True)
@@ -229,7 +225,7 @@ def test_special_token_spellings(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"pre": "tekken"}, "tekken"),
+        ({"pre": "falcon"}, "falcon"),
         ({"model": "bert"}, "bert"),
         ({"model": None}, "tokenizer.ggml.model"),
         ({"tokens": None}, "tokenizer.ggml.tokens"),

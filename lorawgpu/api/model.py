@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.api.arguments import is_conversation, messages_of, records_of, sampling_of, token_ids, whole_number
+from lorawgpu.chat.arguments import Arguments
 from lorawgpu.data.batching import Sample, flatten, token_capacity
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.formats import detect_type
@@ -46,18 +47,20 @@ def load(
     adapter: str | Path | None = None,
     device: str | int | Device | None = "auto",
     chat_template: str | None = None,
+    chat_template_kwargs: Arguments | None = None,
 ) -> "LoadedModel":
     """Load a model and, optionally, an adapter onto a device.
 
     model: a Hugging Face folder, a .gguf file or a hub name; adapter: a PEFT directory; device: auto, cpu, gpu, an
     index, part of a name (None: $LORAWGPU_DEVICE, then auto), or an open Device; chat_template: a built-in name, a
-    Jinja file or the template itself (default: the adapter's, else the model's). Raises UserError and DeviceError.
+    Jinja file or the template itself (default: the adapter's, else the model's); chat_template_kwargs: variables of
+    the template, such as {"enable_thinking": False} (default: the adapter's). Raises UserError and DeviceError.
     """
     checkpoint = open_checkpoint(model)
     folder = None if adapter is None else Path(adapter)
     lora = None if adapter is None else read_adapter(adapter, checkpoint.config)
     opened = device if isinstance(device, Device) else open_device(None if device is None else str(device))
-    return LoadedModel(opened, checkpoint, lora, (folder, chat_template))
+    return LoadedModel(opened, checkpoint, lora, (folder, chat_template, chat_template_kwargs))
 
 
 class LoadedModel:
@@ -68,11 +71,11 @@ class LoadedModel:
         device: Device,
         checkpoint: Checkpoint,
         adapter: tuple | None = None,
-        template: tuple[Path | None, str | None] = (None, None),
+        template: tuple[Path | None, str | None, Arguments | None] = (None, None, None),
         kernels: KernelCache | None = None,
     ):
         """adapter: (LoraConfig, tensors by PEFT name), as `lora.peft_dir.read_adapter` returns; template: the
-        adapter's folder and a template, as for `generate.prompts.template_for`."""
+        adapter's folder, a template and its arguments, as for `generate.prompts.template_for`."""
         self.device, self.checkpoint, self.config = device, checkpoint, checkpoint.config
         self.kernels = kernels or KernelCache(device)
         self.layout, self.tensors, self.buffers = None, None, None

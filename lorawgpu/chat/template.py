@@ -7,11 +7,14 @@ from pathlib import Path
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 
+from lorawgpu.chat.arguments import RESERVED, Arguments, with_arguments
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.content_independent import is_content_independent
 from lorawgpu.chat.sandbox import Budget, Sandbox
 from lorawgpu.errors import UserError
+from lorawgpu.util.suggest import nearest
 
 MAX_TEMPLATE = 1 << 16  # characters; the longest published ones have some ten thousand
 MAX_MESSAGE = 500  # characters of a template's own error message
@@ -71,6 +74,13 @@ class ChatTemplate:
         return not shown(question) and shown(_in_parts(question))
 
     @cached_property
+    def variables(self) -> set[str]:
+        """The variables that the template reads and that neither it nor every render sets."""
+        environment = self._template.environment
+        read = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+        return read - {*RESERVED, *environment.globals, *self.special_tokens}
+
+    @cached_property
     def content_independent(self) -> bool:
         """Whether the text around the contents depends on the roles alone (see lorawgpu.chat.content_independent)."""
         return is_content_independent(self._template.environment.parse(self.source))
@@ -89,20 +99,33 @@ class ChatTemplate:
             raise TemplateFailed(f"the chat template rejected the conversation: {_cut(error)}") from None
 
 
-def resolve_template(name: str | None, jinja: str | None, own: str | None, special_tokens: dict) -> ChatTemplate | None:
-    """The template to use: the built-in one called `name`, else `jinja` (a file or the source), else the model's `own`.
+def resolve_template(
+    name: str | None, jinja: str | None, own: str | None, special_tokens: dict, arguments: Arguments | None = None
+) -> ChatTemplate | None:
+    """The template to use: the built-in one called `name`, else `jinja` (a file or the source), else the model's `own`;
+    with `arguments` for its variables.
 
-    None if there is none of them. UserError for an unknown name, or if both `name` and `jinja` are given.
+    None if there is none of them. UserError for an unknown name, if both `name` and `jinja` are given, and for an
+    argument that the template does not read.
     """
     if name is not None and jinja is not None:
         raise UserError("set either `chat_template` or `chat_template_jinja`, not both")
     if name is not None and name not in BUILT_IN:
         raise UserError(f"unknown chat_template `{name}`; wanted one of {', '.join(BUILT_IN)}")
-    if name is not None:
-        return ChatTemplate(BUILT_IN[name], special_tokens)
-    if jinja is not None:
-        return ChatTemplate(_text_or_file(jinja), special_tokens)
-    return None if own is None else ChatTemplate(own, special_tokens)
+    source = BUILT_IN[name] if name is not None else own if jinja is None else _text_or_file(jinja)
+    if source is None:
+        return None
+    template = ChatTemplate(source, special_tokens)
+    return _with_arguments(template, arguments) if arguments else template
+
+
+def _with_arguments(template: ChatTemplate, arguments: Arguments) -> ChatTemplate:
+    for name in arguments:
+        if name not in template.variables:
+            meant, others = nearest(name, template.variables), ", ".join(sorted(template.variables))
+            hint = f"the nearest one is `{meant}`" if meant else f"it reads {others}" if others else "it reads none"
+            raise UserError(f"chat_template_kwargs: the chat template does not read a variable `{name}`; {hint}")
+    return ChatTemplate(with_arguments(template.source, arguments), template.special_tokens, template.now)
 
 
 def _cut(error: object) -> str:

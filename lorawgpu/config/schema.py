@@ -39,6 +39,7 @@ from lorawgpu.config.types import (
     Positive,
     Section,
     Targets,
+    TemplateArguments,
     as_list,
 )
 from lorawgpu.data.formats import ROLES
@@ -81,6 +82,8 @@ class TrainConfig(Section):
     """A built-in chat template instead of the model's own."""
     chat_template_jinja: str | None = None
     """A Jinja file, or the template itself, instead of the model's own."""
+    chat_template_kwargs: TemplateArguments = {}
+    """Variables of the chat template, such as `{enable_thinking: false}`; generation with the adapter uses them too."""
     train_on_inputs: bool = False
     """Train on every token, including the prompts'."""
     roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(as_list)] = Field(["assistant"], min_length=1)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
 from lorawgpu.data.formats import ALIASES, FORMATS, check_type
 from lorawgpu.families.modules import ALL_MODULES
@@ -65,6 +66,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size)]
 Targets = Annotated[Literal["all-linear"] | list[str], BeforeValidator(_targets)]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
+TemplateArguments = Annotated[Arguments, AfterValidator(check_arguments)]
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
 

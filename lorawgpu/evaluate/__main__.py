@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.cli import add_device_option, add_model_options, main_of, parser_of
+from lorawgpu.cli import add_device_option, add_model_options, add_template_kwargs_option, main_of, parser_of
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.config.types import MAX_COUNT
 from lorawgpu.data.batching import token_capacity
@@ -16,7 +16,7 @@ from lorawgpu.data.preview import summary
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
-from lorawgpu.generate.prompts import template_choice
+from lorawgpu.generate.prompts import template_arguments, template_choice
 from lorawgpu.gpu import device_errors, open_device
 from lorawgpu.lora.base_name import note_other_base
 from lorawgpu.lora.layout import AdapterLayout
@@ -38,6 +38,7 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--sequence-len", metavar="N", type=int, help=usage)
     usage = f"one of {', '.join(BUILT_IN)}, a Jinja file or source (default: the adapter's, else the model's)"
     parser.add_argument("--chat-template", metavar="T", help=usage)
+    add_template_kwargs_option(parser)
     add_device_option(parser)
     args = parser.parse_args(argv)
     if args.sequence_len is not None and not 2 <= args.sequence_len <= MAX_COUNT:
@@ -48,14 +49,15 @@ def parse(argv: list[str]) -> Namespace:
 def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
     """The config with which a training run would read the data; the defaults come from the schema."""
     adapter = Path(args.adapter) if args.adapter is not None else None
-    name, jinja = template_choice(adapter, args.chat_template)
+    choice = template_choice(adapter, args.chat_template, template_arguments(args.chat_template_kwargs))
     return TrainConfig(
         base_model=args.model,
         datasets=[{"path": args.data}],
         sequence_len=args.sequence_len or checkpoint.config.max_position_embeddings,
         excess_length_strategy="truncate",
-        chat_template=name,
-        chat_template_jinja=jinja,
+        chat_template=choice.name,
+        chat_template_jinja=choice.jinja,
+        chat_template_kwargs=choice.arguments,
     )
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from lorawgpu.api.model import MAX_NEW_TOKENS, Ended, LoadedModel, load
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.cli import add_device_option, add_model_options, main_of, parser_of
+from lorawgpu.cli import add_device_option, add_model_options, add_template_kwargs_option, main_of, parser_of
 from lorawgpu.errors import UserError
+from lorawgpu.generate.prompts import template_arguments
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import device_errors
 from lorawgpu.lora.base_name import note_other_base
@@ -48,6 +49,7 @@ def parse(argv: list[str]) -> Namespace:
         parser.add_argument(option, metavar=metavar, type=field.type, default=field.default, help=usage)
     usage = f"a Jinja file or one of {', '.join(BUILT_IN)} (default: the adapter's, else the model's)"
     parser.add_argument("--chat-template", metavar="T", help=usage)
+    add_template_kwargs_option(parser)
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as plain text, without the chat template"
     )
@@ -60,8 +62,8 @@ def parse(argv: list[str]) -> Namespace:
         raise UserError("--compare shows an answer with and without the adapter: pass one with --adapter")
     if args.chat:
         require_stdin()
-    if args.raw and (args.chat or args.system is not None or args.chat_template):
-        raise UserError("--raw has no turns: it cannot be combined with --chat, --system or --chat-template")
+    if args.raw and (args.chat or args.system is not None or args.chat_template or args.chat_template_kwargs):
+        raise UserError("--raw has no turns: it cannot be combined with --chat, --system or --chat-template(-kwargs)")
     return args
 
 
@@ -178,7 +180,8 @@ def run(argv: list[str]) -> None:
     sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
     prompts = read_prompts(args.prompts) if args.prompts else {}
     with device_errors():
-        llm = load(args.model, args.adapter, args.device, args.chat_template)
+        arguments = template_arguments(args.chat_template_kwargs)
+        llm = load(args.model, args.adapter, args.device, args.chat_template, arguments)
         if args.adapter is not None:
             note_other_base(args.adapter, llm.checkpoint.name)
         options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}

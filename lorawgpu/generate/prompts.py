@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import yaml
+
+from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
 from lorawgpu.config.source import read_yaml
@@ -14,33 +18,65 @@ MARK = "\ue000"  # a private-use character that no template changes
 INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
 
 
-def template_for(tokenizer: Tokenizer, adapter: Path | None = None, given: str | None = None) -> ChatTemplate | None:
+class TemplateChoice(NamedTuple):
+    """A built-in name, or a file or source; neither: the model's own. `arguments`: for its variables."""
+
+    name: str | None = None
+    jinja: str | None = None
+    arguments: Arguments = {}
+
+
+def template_for(
+    tokenizer: Tokenizer, adapter: Path | None = None, given: str | None = None, arguments: Arguments | None = None
+) -> ChatTemplate | None:
     """The chat template for prompts: `given` (a built-in name, a file or the template itself), else the one that the
-    adapter was trained with (chat_template.jinja in its folder, or the config of its run), else the model's own."""
-    name, jinja = template_choice(adapter, given)
-    return resolve_template(name, jinja, tokenizer.chat_template, tokenizer.special_tokens)
+    adapter was trained with (chat_template.jinja in its folder, or the config of its run), else the model's own.
+
+    Without `given`, the arguments of the adapter's run hold too; those in `arguments` replace them one by one.
+    """
+    choice = template_choice(adapter, given, arguments)
+    own, special_tokens = tokenizer.chat_template, tokenizer.special_tokens
+    return resolve_template(choice.name, choice.jinja, own, special_tokens, choice.arguments)
 
 
-def template_choice(adapter: Path | None, given: str | None) -> tuple[str | None, str | None]:
-    """(built-in name, file or source) by the rule of `template_for`, one of them None; both None: the model's own."""
+def template_choice(adapter: Path | None, given: str | None, arguments: Arguments | None = None) -> TemplateChoice:
+    """The template by the rule of `template_for`. UserError for arguments that no template can have."""
+    choice = TemplateChoice() if adapter is None else _of_run(adapter)
     if given is not None:
-        return (given, None) if given in BUILT_IN else (None, given)
-    return (None, None) if adapter is None else _of_run(adapter)
+        choice = _choice(given, {})
+    try:
+        return choice._replace(arguments=check_arguments(choice.arguments) | check_arguments(arguments or {}))
+    except ValueError as error:
+        raise UserError(f"chat_template_kwargs: {error}") from None
 
 
-def _of_run(adapter: Path) -> tuple[str | None, str | None]:
-    """Name or source of the template of the run that an adapter, or checkpoint, comes from.
+def template_arguments(text: str | None) -> Arguments:
+    """The value of --chat-template-kwargs, in JSON or YAML. UserError if it is neither."""
+    try:
+        return {} if text is None else yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise UserError(f"--chat-template-kwargs {text}: not valid YAML; wanted '{{name: value}}'") from None
+
+
+def _choice(template: str | None, arguments: Arguments) -> TemplateChoice:
+    built_in = template in BUILT_IN
+    return TemplateChoice(template if built_in else None, None if built_in else template, arguments)
+
+
+def _of_run(adapter: Path) -> TemplateChoice:
+    """The template of the run that an adapter, or checkpoint, comes from.
 
     Only these keys are read: the run's data may be gone, and another version may have written the rest.
     """
     if (adapter / CHAT_TEMPLATE_FILE).is_file():
-        return None, str(adapter / CHAT_TEMPLATE_FILE)
+        return TemplateChoice(jinja=str(adapter / CHAT_TEMPLATE_FILE))  # its arguments are in it
     for folder in (adapter, adapter.parent):
         if (folder / RUN_CONFIG_FILE).is_file():
             settings = read_yaml(folder / RUN_CONFIG_FILE).data
             found = [settings.get(key) for key in ("chat_template", "chat_template_jinja")]
-            return template_choice(None, next((value for value in found if isinstance(value, str)), None))
-    return None, None
+            template = next((value for value in found if isinstance(value, str)), None)
+            return _choice(template, settings.get("chat_template_kwargs") or {})
+    return TemplateChoice()
 
 
 class Prompts:

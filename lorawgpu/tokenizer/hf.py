@@ -58,8 +58,9 @@ class Tokenizer:
         _special_tokens(config, str(Path(folder) / "tokenizer_config.json"))  # so that an error names the right file
         named = _special_tokens({**_optional_json(older), **config}, str(older))
         backend = _load(path)
-        if "add_bos_token" in config or "add_eos_token" in config:  # they replace the post-processor in transformers
-            bos = named.get("bos_token") if config.get("add_bos_token") else None
+        gemma = _is_gemma(Path(folder))
+        if gemma or "add_bos_token" in config or "add_eos_token" in config:  # as transformers, which replaces it
+            bos = named.get("bos_token") if gemma or config.get("add_bos_token") else None
             eos = named.get("eos_token") if config.get("add_eos_token") else None
             backend.post_processor = bos_eos_processor(backend, bos, eos, str(folder))
         return cls(backend, named, _chat_template(Path(folder), config), str(path))
@@ -168,6 +169,11 @@ def _keep_spaces_in_offsets(post_processor: object) -> None:
             post_processor["trim_offsets"] = False
         for processor in post_processor.get("processors") or []:
             _keep_spaces_in_offsets(processor)
+
+
+def _is_gemma(folder: Path) -> bool:
+    """Whether it is one of the Gemmas: none works without BOS, but Gemma 4 leaves it to the chat template."""
+    return str(_optional_json(folder / "config.json").get("model_type")).startswith("gemma")
 
 
 def _optional_json(path: Path) -> dict:

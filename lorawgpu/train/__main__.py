@@ -65,6 +65,8 @@ def run(argv: list[str]) -> int:
 def preview(config: TrainConfig, args: Namespace) -> int:
     text = text_setup_without_weights(config)
     data = load_data(config, text, args.skip_bad_lines)
+    if config.chat_template_kwargs and not args.json:
+        print(f"chat_template_kwargs: {json.dumps(config.chat_template_kwargs, ensure_ascii=False)}")
     for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty()):
         print(line)
     return 0

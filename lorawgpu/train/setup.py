@@ -81,9 +81,10 @@ def text_setup(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_si
         own, special = found.chat_template, found.special_tokens
     except UserError as error:
         found, missing, own, special = None, str(error), None, {}
-    return TextSetup(
-        found, missing, resolve_template(config.chat_template, config.chat_template_jinja, own, special), vocab_size
+    template = resolve_template(
+        config.chat_template, config.chat_template_jinja, own, special, config.chat_template_kwargs
     )
+    return TextSetup(found, missing, template, vocab_size)
 
 
 def text_setup_of_model(config: TrainConfig, checkpoint: Checkpoint) -> TextSetup:

@@ -237,7 +237,7 @@ GGUF = {
     "gguf end token of a word": (partial(gguf, metadata={"tokenizer.ggml.eos_token_id": "x"}), "eos_token_id is 'x'"),
     "gguf template of a number": (text({}, metadata={"tokenizer.chat_template": 7}), "chat_template is 7"),
     "gguf tokenizer unknown": (text({"model": "rwkv"}), "tokenizer.ggml.model 'rwkv' is not supported"),
-    "gguf pre-tokenizer unknown": (text({"pre": "dbrx"}), "tokenizer.ggml.pre 'dbrx' is not supported"),
+    "gguf pre-tokenizer unknown": (text({"pre": "bloom"}), "tokenizer.ggml.pre 'bloom' is not supported"),
     "gguf merge of one": (text({"merges": ["ab"]}), "merge 'ab' in tokenizer.ggml.merges is not a pair"),
     "gguf merge of unknown tokens": (text({"merges": ["zq qz"]}), "not a valid tokenizer"),
     "gguf token twice": (text(NO_IDS | {"tokens": ["a", "a"], "token_type": [1, 1]}), "appears twice"),
