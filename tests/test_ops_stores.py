@@ -5,11 +5,14 @@ import pytest
 from oplab import Lab, check
 
 from lorawgpu.doctor import matmul as cases
+from lorawgpu.doctor.lab import NanScratch
 from lorawgpu.ops.embedding import embedding_forward
+from lorawgpu.ops.linear import linear_backward, linear_forward
+from lorawgpu.ops.matvec import matvec_forward
 from lorawgpu.ops.stores import STORES, TERNARY
 
 SIZES = [(35, 96, 48, 16, 64), (3, 512, 300)]  # rows, columns and rows of each stacked matrix
-MIXED = ["bf16 f32", "f16 f32 bf16"]
+MIXED = ["bf16 f32", "f16 f32 bf16", "q4_k q6_k", "q5_0 f32 q8_0"]
 
 
 @pytest.mark.parametrize("product", [cases.forward, cases.transposed, cases.matvec])
@@ -22,9 +25,28 @@ def test_products(plan, product, stores):
 @pytest.mark.parametrize("name", STORES)
 def test_embedding(plan, name):
     """Exact in one part and in several; the values include f16 subnormals."""
-    if STORES[name].row_snippet:
+    if STORES[name].lookup:
         for columns, *widths in ((123, 7), (2560, 5, 1, 17), (1, 2, 3)):
             check(plan, cases.embedding, (name, columns, *widths), tolerance=0.0)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_products_with_unit_rows_are_the_stored_values(plan, name):
+    """Bit by bit, in both orientations and for single rows; the values include subnormal f16 scales."""
+    lab = Lab(plan)
+    weight, values = cases.weight_of(lab.device, name, 256, 19, 45)
+    if weight.int8_input:
+        return  # tests/test_ops_matmul.py
+    rows, columns = np.eye(weight.rows, dtype=np.float32), np.eye(weight.columns, dtype=np.float32)
+    y, dx, few = lab.output(256, weight.rows), lab.output(weight.rows, 256), lab.output(8, weight.rows)
+    picked = columns[31::31]
+    with lab.section:
+        linear_forward(plan, y.tensor, lab.input(columns), weight, rows=256)
+        linear_backward(plan, NanScratch(lab.device), dx.tensor, lab.input(rows), weight, rows=weight.rows)
+        matvec_forward(plan, few.tensor, lab.input(picked), weight, rows=8)
+    lab.run()
+    for got, want in ((y, values.T), (dx, values), (few, picked @ values.T)):
+        assert np.array_equal(got.value, want)
 
 
 def test_every_store_is_tried():
@@ -42,8 +64,8 @@ def test_a_ternary_table_has_no_rows_to_look_up(plan):
 @pytest.mark.parametrize("name", STORES)
 def test_shapes_are_of_whole_blocks(name):
     store = STORES[name]
-    lines, elements = store.shape(48, 32)
-    assert lines * store.rows == 48 and store.columns(elements) == 32
+    lines, elements = store.shape(48, 512)
+    assert lines * store.rows == 48 and store.columns(elements) == 512
 
 
 def test_a_matrix_of_broken_blocks_is_refused():

@@ -6,6 +6,7 @@ from itertools import cycle
 from math import lcm
 
 import numpy as np
+from gguf import GGMLQuantizationType, quants
 
 from lorawgpu.doctor.elementwise import EPS, gate_inputs, stored
 from lorawgpu.doctor.lab import NanScratch, normal, pad
@@ -18,8 +19,9 @@ from lorawgpu.ops.stores import STORES
 from lorawgpu.reference.gate import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
+from lorawgpu.weights.blocks import block_bytes
 from lorawgpu.weights.device import stack_weight
-from lorawgpu.weights.tensors import Ternary
+from lorawgpu.weights.tensors import Blocks, Ternary
 
 
 def dense_matrix(dtype, rows, columns, seed):
@@ -34,8 +36,31 @@ def ternary_matrix(rows, columns, seed):
     return Ternary(ternary_pack(codes), rows, scale), codes * scale
 
 
+# Where the f16 scales of each of GGML's blocks begin.
+SCALES = {
+    "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,), "iq4_xs": (0,),
+    "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+
+
+def block_matrix(store, rows, columns, seed):
+    """Random bytes in every block, with f16 scales near 1 / 64, some of them subnormal."""
+    kind, rng = GGMLQuantizationType[store.upper()], np.random.default_rng((seed, rows, columns))
+    blocks = rng.integers(0, 256, (rows, columns // STORES[store].block, block_bytes(STORES[store])), np.uint8)
+    for start in SCALES[store]:
+        scales = rng.normal(0, 1 / 64, (rows, blocks.shape[1], 1)).astype("<f2")
+        scales[::3] *= np.float16(2**-12)
+        blocks[..., start : start + 2] = scales.view(np.uint8)
+    matrix = Blocks(blocks.reshape(rows, -1), store, store)
+    return matrix, quants.dequantize(matrix.data, kind)
+
+
 # For each store: (rows, columns, seed) -> a random matrix in the form of a checkpoint, and its values.
-MATRICES = {name: partial(dense_matrix, name) for name in ("f32", "bf16", "f16")} | {"ternary": ternary_matrix}
+MATRICES = {
+    **{name: partial(dense_matrix, name) for name in ("f32", "bf16", "f16")},
+    "ternary": ternary_matrix,
+    **{name: partial(block_matrix, name) for name in SCALES},
+}
 
 
 def matrices_of(stores, columns, *widths):

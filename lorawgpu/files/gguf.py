@@ -60,20 +60,23 @@ class GgufFile:
             base = cursor.position + -cursor.position % alignment
         self.tensors = _place(infos, base, alignment, size, str(path))
 
+    def raw(self, name: str) -> np.ndarray:
+        """Tensor `name` as stored, uint8 [rows, bytes of a row]."""
+        info = self.tensors[name]
+        return map_bytes(self.path, info.offset, info.nbytes).reshape(math.prod(info.shape[:-1]), -1)
+
     def read(self, name: str) -> tuple[np.ndarray, str]:
         """Tensor `name` and its type: F32, F16 and BF16 (as uint16) as stored, block types dequantized to F32.
 
         UserError for a block type that the `gguf` library cannot dequantize.
         """
         info = self.tensors[name]
-        raw = map_bytes(self.path, info.offset, info.nbytes)
+        raw = self.raw(name)
         if info.type in PLAIN:
             return raw.view(PLAIN[info.type]).reshape(info.shape), info.type
-        rows = math.prod(info.shape[:-1])
-        raw = raw.reshape(rows, -1)
-        values = np.empty((rows, info.shape[-1]), np.float32)
+        values = np.empty((len(raw), info.shape[-1]), np.float32)
         step = max(1, CHUNK_ELEMENTS // info.shape[-1])
-        for start in range(0, rows, step):
+        for start in range(0, len(raw), step):
             values[start : start + step] = _dequantize(raw[start : start + step], info.type, f"{self.path}: {name}")
         return values.reshape(info.shape), "F32"
 

@@ -20,11 +20,12 @@ class Store:
     block: int = 1
     elements: int = 1
     int8_snippet: str | None = None  # weight_<..>.wgsl, which reads codes for products with int8 rows (BitLinear)
-    row_snippet: str | None = None  # row_<..>.wgsl, which reads four columns of a row; required for embeddings
+    lookup: str | None = None  # embeddings read it through "row"_<name>.wgsl, four columns of a row, or "weight"_<name>
     scaled: bool = False  # each of the stacked matrices has its own scale
     decoded: bool = False  # decoding is expensive, so a taller tile, which decodes less often, pays
     adapter_in_transposed: bool = True  # dx = dy W has registers to spare for + dh A in its epilogue
     random: int | None = None  # `kind` in random_weights.wgsl, which fills synthetic weights
+    unit: tuple[float, ...] = ()  # the f16 scales that end a block with which random codes have a deviation of about 1
 
     @property
     def int8_input(self) -> bool:
@@ -45,9 +46,24 @@ class Store:
         return elements // self.elements * self.block
 
 
-F32 = Store("f32", "f32", row_snippet="f32", random=2)
-BF16 = Store("bf16", "bf16", row_snippet="bf16", random=1)
-F16 = Store("f16", "f16", row_snippet="f16")
+def blocks(name: str, block: int, words: int, *unit: float) -> Store:
+    """A store of records of 4 x `block` weights, `words` long (shaders/common/blocks.wgsl, weights/blocks.py)."""
+    return Store(
+        name,
+        "u32",
+        rows=4,
+        block=block,
+        elements=words,
+        lookup="weight",
+        adapter_in_transposed=False,  # as for ternary: decoding takes the registers
+        random=4,
+        unit=unit,
+    )
+
+
+F32 = Store("f32", "f32", lookup="row", random=2)
+BF16 = Store("bf16", "bf16", lookup="row", random=1)
+F16 = Store("f16", "f16", lookup="row")
 TERNARY = Store(
     "ternary",
     "u32",
@@ -59,4 +75,19 @@ TERNARY = Store(
     adapter_in_transposed=False,  # with the adapter's term, the loop ran at 38 TFLOP/s instead of 45
     random=0,
 )
-STORES = {store.name: store for store in (F32, BF16, F16, TERNARY)}
+# GGML's block types, by their names in lower case.
+GGML = (
+    blocks("q8_0", 32, 34, 1 / 74),
+    blocks("q4_0", 32, 18, 1 / 4.6),
+    blocks("q4_1", 32, 20, 1 / 4.6, -7.5 / 4.6),
+    blocks("q5_0", 32, 22, 1 / 9.2),
+    blocks("q5_1", 32, 24, 1 / 9.2, -15.5 / 9.2),
+    blocks("q2_k", 256, 84, 1 / 20, 1.5 / 20),
+    blocks("q3_k", 256, 114, 1 / 170),
+    blocks("q4_k", 256, 148, 1 / 980, 7.5 / 980),
+    blocks("q5_k", 256, 180, 1 / 2000, 15.5 / 2000),
+    blocks("q6_k", 256, 210, 1 / 1370),
+    blocks("iq4_nl", 32, 18, 1 / 70),
+    blocks("iq4_xs", 256, 138, 1 / 5200),
+)
+STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML)}

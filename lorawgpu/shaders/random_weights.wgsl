@@ -1,7 +1,9 @@
 // Random weights for benchmarks: out (count words), from a hash of (seed, index).
 //   kind 0: ternary codes 0, 1, 2 in 2-bit fields   1: two bf16 per word   2: f32; both about N(0, scale^2)   3: ones
+//   4: blocks: records of `record` random words, except that from word `scales` on there are two words of the f16 scale
+//      `first`, and then of `second`
 // Grid: (x, y) workgroups of 256, stride = 256 x; one word per lane.
-struct Params { count: u32, stride: u32, kind: u32, seed: u32, scale: f32 }
+struct Params { count: u32, stride: u32, kind: u32, seed: u32, scale: f32, record: u32, scales: u32, first: u32, second: u32 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
@@ -27,6 +29,10 @@ fn main(@builtin(global_invocation_id) gid: vec3<u32>) {
         case 0u: { let both = h & (h >> 1u) & 0x55555555u; out[i] = h ^ (both << 1u); } // 3 becomes 1
         case 1u: { out[i] = (bitcast<u32>(normal(h)) >> 16u) | (bitcast<u32>(normal(hash(h))) & 0xffff0000u); }
         case 2u: { out[i] = bitcast<u32>(normal(h)); }
+        case 4u: {
+            let word = i % params.record;
+            out[i] = select(h, select(params.first, params.second, word >= params.scales + 2u), word >= params.scales);
+        }
         default: { out[i] = bitcast<u32>(1.0); }
     }
 }

@@ -1,49 +1,66 @@
 """Upload frozen weight matrices without changing their values (stores: ops/stores.py)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 from itertools import accumulate, groupby
 
 import numpy as np
 
+from lorawgpu.errors import UserError
 from lorawgpu.gpu.tensor import DTYPES, PAD, padded
 from lorawgpu.ops.matmul import Segments
 from lorawgpu.ops.stores import STORES, TERNARY, Store
 from lorawgpu.ops.weight import Part, Weight
-from lorawgpu.weights.tensors import Dense, Ternary
+from lorawgpu.weights.blocks import block_bytes, records
+from lorawgpu.weights.tensors import Blocks, Dense, Ternary
+
+
+CHUNK_WEIGHTS = 1 << 22  # weights packed and uploaded at a time
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A matrix on the host in the device's layout: `data` [lines, elements], both axes of the matrix padded to 16."""
+    """A matrix on the host in the device's layout, packed as it is read. `rows` and `columns` are padded to 16."""
 
     store: Store
-    data: np.ndarray
+    rows: int
+    columns: int
+    read: Callable[[int, int], np.ndarray]  # (first, last) line -> [lines, elements]
     scale: float = 1.0
-
-    @property
-    def rows(self) -> int:
-        return len(self.data) * self.store.rows
-
-    @property
-    def columns(self) -> int:
-        return self.store.columns(self.data.shape[1])
 
 
 @singledispatch
 def lines_of(matrix) -> Lines:
-    """Pack a matrix of weights/tensors.py for the device. A new kind of matrix registers its own function."""
+    """Prepare a matrix of weights/tensors.py for the device. A new kind of matrix registers its own function."""
     raise TypeError(f"{type(matrix).__name__} is not a matrix that a device can hold")
 
 
 @lines_of.register
 def _(matrix: Dense) -> Lines:
-    return Lines(STORES[matrix.dtype], pad_matrix(matrix.data))
+    rows, columns = map(padded, matrix.data.shape)
+    return Lines(STORES[matrix.dtype], rows, columns, lambda i, j: pad_to(matrix.data[i:j], j - i, columns))
 
 
 @lines_of.register
 def _(matrix: Ternary) -> Lines:
-    return Lines(TERNARY, pack_blocks(codes(matrix)), float(matrix.scale))
+    words = pack_blocks(codes(matrix))
+    return Lines(TERNARY, 4 * len(words), 4 * words.shape[1], lambda i, j: words[i:j], float(matrix.scale))
+
+
+@lines_of.register
+def _(matrix: Blocks) -> Lines:
+    store = STORES[matrix.store]
+    columns = matrix.data.shape[1] // block_bytes(store) * store.block
+
+    def read(first, last):
+        try:
+            words = records(matrix.data[4 * first : 4 * last], store)
+        except ValueError as error:
+            raise UserError(f"{matrix.where}: {error}; the file is damaged.") from None
+        return pad_to(words, last - first, words.shape[1])
+
+    return Lines(store, padded(len(matrix.data)), columns, read)
 
 
 def stack_weight(device, matrices: list, label: str) -> Weight:
@@ -51,14 +68,19 @@ def stack_weight(device, matrices: list, label: str) -> Weight:
     stacked = [lines_of(matrix) for matrix in matrices]
     weight = empty_weight(device, [(m.store, m.rows, m.scale) for m in stacked], stacked[0].columns, label)
     for matrix, end in zip(stacked, weight.segments.ends, strict=True):
-        start = end - matrix.rows
         for part in weight.parts:
-            first, last = max(start, part.start), min(end, part.stop)
-            if first < last:
-                per_line = part.store.rows
-                lines = matrix.data[(first - start) // per_line : (last - start) // per_line]
-                device.write_at(part.tensor, (first - part.start) // per_line * lines.shape[1], lines)
+            _upload(device, part, matrix, end - matrix.rows)
     return weight
+
+
+def _upload(device, part: Part, matrix: Lines, start: int) -> None:
+    """The rows of `matrix`, which begin at row `start` of the weight, that lie in `part`."""
+    per_line = part.store.rows
+    first, last = max(start, part.start), min(start + matrix.rows, part.stop)
+    step = max(1, CHUNK_WEIGHTS // (matrix.columns * per_line)) * per_line
+    for row in range(first, last, step):
+        lines = matrix.read((row - start) // per_line, (min(row + step, last) - start) // per_line)
+        device.write_at(part.tensor, (row - part.start) // per_line * part.tensor.shape[1], lines)
 
 
 def empty_weight(device, stacked: list, columns: int, label: str) -> Weight:
@@ -99,10 +121,10 @@ def pack_blocks(codes: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).view("<u4")
 
 
-def pad_matrix(matrix: np.ndarray) -> np.ndarray:
-    """`matrix` with both axes zero-padded to multiples of 16. Returns the same array if it needs no padding."""
-    missing = [(0, padded(s) - s) for s in matrix.shape]
-    return np.pad(matrix, missing) if any(m for _, m in missing) else matrix
+def pad_to(lines: np.ndarray, count: int, width: int) -> np.ndarray:
+    """`lines`, zero-padded to [count, width]. Returns the same array if it needs no padding."""
+    missing = [(0, count - lines.shape[0]), (0, width - lines.shape[1])]
+    return np.pad(lines, missing) if lines.shape != (count, width) else lines
 
 
 def pad_vector(vector: np.ndarray) -> np.ndarray:

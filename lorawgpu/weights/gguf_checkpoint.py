@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face's names and row order, with blocks dequantized to float32."""
+"""A GGUF file as a checkpoint: Hugging Face's names and row order. Blocks that have a store stay blocks."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,19 @@ from lorawgpu.families.family import Family
 from lorawgpu.families.gguf import ROPE_TENSORS, from_gguf
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.dtypes import DENSE_TYPES
-from lorawgpu.files.gguf import GgufFile
+from lorawgpu.files.gguf import GgufFile, TensorInfo
+from lorawgpu.ops.stores import STORES
 from lorawgpu.tokenizer.hf import Tokenizer
-from lorawgpu.weights.tensors import HEAD, SCALAR, Checkpoint, Dense, Ternary, check_names, expected_tensors
+from lorawgpu.weights.tensors import (
+    HEAD,
+    SCALAR,
+    Blocks,
+    Checkpoint,
+    Dense,
+    Ternary,
+    check_names,
+    expected_tensors,
+)
 
 TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
@@ -46,12 +56,24 @@ class GgufCheckpoint(Checkpoint):
 
     def dense(self, name: str) -> Dense:
         data, kind = self._file.read(self._gguf_names[name])
-        if heads := permuted_heads(name.rsplit(".", 1)[0], self.config, self._family):
-            data = unpermute(data, heads)
-        return Dense(data, DENSE_TYPES[kind])
+        return Dense(self._in_our_order(name, data), DENSE_TYPES[kind])
+
+    def matrix(self, name: str) -> Dense | Blocks:
+        if self._info(name).type in DENSE_TYPES or (store := self.store(name)) == "f32":
+            return self.dense(name)
+        raw = self._file.raw(self._gguf_names[name])
+        return Blocks(self._in_our_order(name, raw), store, f"{self.path}: {name}")
 
     def store(self, name: str) -> str:
-        return DENSE_TYPES.get(self._file.tensors[self._gguf_names[name]].type, "f32")
+        own = self._info(name).type.lower()  # stores have the names of GGML's types
+        return own if own in STORES else "f32"
+
+    def _info(self, name: str) -> TensorInfo:
+        return self._file.tensors[self._gguf_names[name]]
+
+    def _in_our_order(self, name: str, rows: np.ndarray) -> np.ndarray:
+        heads = permuted_heads(name.rsplit(".", 1)[0], self.config, self._family)
+        return unpermute(rows, heads) if heads else rows
 
     def ternary(self, name: str) -> Ternary:
         raise UserError(f"{self.path}: {name} is not ternary; GGUF models are always dense here.")

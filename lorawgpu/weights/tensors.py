@@ -54,6 +54,16 @@ class Ternary:
         return codes[: self.out].astype(np.int8) - np.int8(1)
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix in blocks of GGML: uint8 [out, bytes of a row]. `store`: its name in ops/stores.py; `where`: the file
+    and tensor, for messages."""
+
+    data: np.ndarray
+    store: str
+    where: str
+
+
 class Checkpoint(ABC):
     """A base model on disk: config, tensors by Hugging Face name, and tokenizer."""
 
@@ -92,7 +102,7 @@ class Checkpoint(ABC):
     def dense(self, name: str) -> Dense:
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
-    def matrix(self, name: str) -> "Dense | Ternary":
+    def matrix(self, name: str) -> "Dense | Ternary | Blocks":
         """The weight of a linear layer, the embedding or the head, in the form in which it is uploaded."""
         return self.ternary(name) if self._is_ternary(name) else self.dense(name)
 

@@ -8,3 +8,7 @@ fn from_f16(bits: u32) -> f32 {
     let value = select(subnormal, normal, magnitude >= 0x400u);
     return select(value, -value, (bits & 0x8000u) != 0u);
 }
+// Four f16, two per word, the first in the low half.
+fn halves(w: vec2<u32>) -> vec4<f32> {
+    return vec4(from_f16(w.x & 0xffffu), from_f16(w.x >> 16u), from_f16(w.y & 0xffffu), from_f16(w.y >> 16u));
+}

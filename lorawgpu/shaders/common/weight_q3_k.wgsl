@@ -1,0 +1,17 @@
+// Q3_K: (d s) q. Records of 4 rows x 256 columns: 32 vec2 of the lower 2 bits of signed codes; 16 of their top bits; 8 of
+// int8 s, a word for each 16 columns; d.
+// uses: common/blocks.wgsl
+struct RawWeight { low: vec2<u32>, high: vec2<u32>, s: u32, d: vec2<u32> }
+
+fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
+    let i = r4 * params.ldb4 + c4;
+    let record = 57u * (i / 64u);
+    let j = i % 64u;
+    let low = b[record + j / 2u] >> vec2(4u * (j % 2u));
+    let high = b[record + 32u + j / 4u] >> vec2(2u * (j % 4u));
+    return RawWeight(low, high, b[record + 48u + j / 8u][j / 4u % 2u], b[record + 56u]);
+}
+fn decode_weight(raw: RawWeight) -> mat4x4<f32> {
+    let q = (codes_of_2(raw.low) << vec4(5u)) | (codes_of_1(raw.high) << vec4(7u));
+    return scaled(signed_rows(q), halves(raw.d) * 0.03125 * vec4<f32>(unpack4xI8(raw.s)));
+}

@@ -1,0 +1,12 @@
+// Q4_0: d q. Records of 4 rows x 32 columns: 8 vec2 of signed 4-bit codes, d.
+// uses: common/blocks.wgsl
+struct RawWeight { q: vec2<u32>, d: vec2<u32> }
+
+fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
+    let i = r4 * params.ldb4 + c4;
+    let record = 9u * (i / 8u);
+    return RawWeight(b[record + i % 8u], b[record + 8u]);
+}
+fn decode_weight(raw: RawWeight) -> mat4x4<f32> {
+    return scaled(signed_rows(codes_of_4(raw.q) << vec4(4u)), halves(raw.d) * 0.0625);
+}

@@ -1,0 +1,12 @@
+// Q4_1: d q + m. Records of 4 rows x 32 columns: 8 vec2 of 4-bit codes, d, m.
+// uses: common/blocks.wgsl
+struct RawWeight { q: vec2<u32>, d: vec2<u32>, m: vec2<u32> }
+
+fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
+    let i = r4 * params.ldb4 + c4;
+    let record = 10u * (i / 8u);
+    return RawWeight(b[record + i % 8u], b[record + 8u], b[record + 9u]);
+}
+fn decode_weight(raw: RawWeight) -> mat4x4<f32> {
+    return affine(unsigned_rows(codes_of_4(raw.q)), halves(raw.d), -halves(raw.m));
+}

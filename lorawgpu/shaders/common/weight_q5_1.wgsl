@@ -1,0 +1,14 @@
+// Q5_1: d q + m. Records of 4 rows x 32 columns: 8 vec2 of the lower 4 bits of codes, 2 of their top bits, d, m.
+// uses: common/blocks.wgsl
+struct RawWeight { low: vec2<u32>, high: vec2<u32>, d: vec2<u32>, m: vec2<u32> }
+
+fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
+    let i = r4 * params.ldb4 + c4;
+    let record = 12u * (i / 8u);
+    let high = b[record + 8u + i % 8u / 4u] >> vec2(2u * (i % 4u));
+    return RawWeight(b[record + i % 8u], high, b[record + 10u], b[record + 11u]);
+}
+fn decode_weight(raw: RawWeight) -> mat4x4<f32> {
+    let q = codes_of_4(raw.low) | (codes_of_1(raw.high) << vec4(4u));
+    return affine(unsigned_rows(q), halves(raw.d), -halves(raw.m));
+}

@@ -1,0 +1,11 @@
+// Q8_0: d q. Records of 4 rows x 32 columns: 16 vec2 of int8 codes, d.
+// uses: common/blocks.wgsl
+struct RawWeight { upper: vec2<u32>, lower: vec2<u32>, d: vec2<u32> }
+
+fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
+    let i = r4 * params.ldb4 + c4;
+    let record = 17u * (i / 8u);
+    let at = record + 2u * (i % 8u);
+    return RawWeight(b[at], b[at + 1u], b[record + 16u]);
+}
+fn decode_weight(raw: RawWeight) -> mat4x4<f32> { return scaled(signed_rows(vec4(raw.upper, raw.lower)), halves(raw.d)); }
