@@ -127,12 +127,14 @@ def _common(writer, text, config):
 
 
 def _gemma2(writer, text):
+    writer.add_attention_scale(text["query_pre_attn_scalar"] ** -0.5)  # converters leave it out: published ones follow
     writer.add_sliding_window(text["sliding_window"])
     writer.add_attn_logit_softcapping(text["attn_logit_softcapping"])
     writer.add_final_logit_softcapping(text["final_logit_softcapping"])
 
 
 def _gemma3(writer, text):
+    writer.add_attention_scale(text["query_pre_attn_scalar"] ** -0.5)
     writer.add_sliding_window(text["sliding_window"])
     writer.add_sliding_window_pattern(text["sliding_window_pattern"])
 

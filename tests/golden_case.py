@@ -12,9 +12,24 @@ from lorawgpu.doctor.tiny_models import reference_model
 from lorawgpu.reference.model import ReferenceModel
 from lorawgpu.weights.loader import open_checkpoint
 
-__all__ = ["GOLDEN", "SMALL_CASES", "ReferenceCase", "reference_case", "reference_model"]
+__all__ = ["FAMILY_CASES", "GOLDEN", "SMALL_CASES", "ReferenceCase", "reference_case", "reference_model"]
 
 GOLDEN = Path(__file__).parent / "golden"
+FAMILY_CASES = (
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4_dense",
+    "smollm3",
+    "mistral_window",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "granite4",
+)
 SMALL_CASES = ("bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense")
 
 
@@ -28,7 +43,7 @@ class ReferenceCase:
 
 
 def reference_case(name):
-    """One of SMALL_CASES."""
+    """One of SMALL_CASES or FAMILY_CASES."""
     folder = GOLDEN / name
     settings = json.loads((folder / "case.json").read_text())
     arrays = np.load(folder / "batch.npz")

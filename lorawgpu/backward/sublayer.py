@@ -8,11 +8,7 @@ from lorawgpu.model.per_layer import PER_LAYER
 from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 
-MIX_BACKWARD = {
-    ATTENTION.up: attention.mix_backward,
-    MLP.up: mlp.mix_backward,
-    PER_LAYER.up: per_layer.mix_backward,
-}
+MIX_BACKWARD = {ATTENTION.up: attention.mix_backward, MLP.up: mlp.mix_backward, PER_LAYER.up: per_layer.mix_backward}
 
 
 def down_backward(c, layer, mixer: Mixer, dx, s, *, needs_dx: bool):

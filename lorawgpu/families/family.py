@@ -87,7 +87,7 @@ def equal_layers(
 
 
 def read_sizes(keys: Keys) -> dict:
-    """The sizes of a layer from config.json: arguments of `equal_layers` besides count, rope and norms."""
+    """The sizes of a layer from config.json: arguments of `equal_layers`."""
     heads = keys.integer("num_attention_heads")
     return {
         "hidden": keys.integer("hidden_size"),
@@ -95,15 +95,13 @@ def read_sizes(keys: Keys) -> dict:
         "kv_heads": keys.integer("num_key_value_heads", default=heads),
         "head_dim": keys.head_dim(),
         "width": keys.integer("intermediate_size"),
-        "act": keys.activation(),
     }
 
 
 def read_equal_layers(keys: Keys, norms: Norms, **options) -> tuple[LayerSpec, ...]:
     """The layer specs of a config.json whose layers are all the same. options: arguments of `equal_layers`."""
-    return equal_layers(
-        keys.integer("num_hidden_layers"), **read_sizes(keys) | {"rope": read_rope(keys), "norms": norms} | options
-    )
+    options = {"rope": read_rope(keys), "act": keys.activation(), "norms": norms} | options
+    return equal_layers(keys.integer("num_hidden_layers"), **read_sizes(keys), **options)
 
 
 def common_json(config: ModelConfig) -> dict:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, common_json, equal_layers, read_sizes
 from lorawgpu.families.gguf_keys import GgufKeys
-from lorawgpu.families.keys import Keys
+from lorawgpu.families.keys import GELU, Keys
 from lorawgpu.families.llama import LAYER_NAMES
 from lorawgpu.families.olmo import read_local_rope
 from lorawgpu.families.qwen import with_windows
@@ -14,9 +14,7 @@ from lorawgpu.families.rope import read_rope
 from lorawgpu.families.spec import LayerSpec, Norms
 
 GEMMA2_NORMS = Norms(
-    mlp_in="pre_feedforward_layernorm",
-    attn_out="post_attention_layernorm",
-    mlp_out="post_feedforward_layernorm",
+    mlp_in="pre_feedforward_layernorm", attn_out="post_attention_layernorm", mlp_out="post_feedforward_layernorm"
 )
 GEMMA3_NORMS = replace(GEMMA2_NORMS, q="self_attn.q_norm", k="self_attn.k_norm")
 LOCAL_THETA = 10000.0
@@ -78,9 +76,9 @@ def read_gemma3_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 
 
 def _equal(keys: Keys, **options) -> tuple[LayerSpec, ...]:
-    keys = Keys(keys.data | {"hidden_act": keys.data["hidden_activation"]}, keys.source)
-    scale = keys.number("query_pre_attn_scalar") ** -0.5
-    return equal_layers(keys.integer("num_hidden_layers"), **read_sizes(keys), scale=scale, **options)
+    options |= {"scale": keys.number("query_pre_attn_scalar") ** -0.5}
+    options |= {"act": keys.activation("hidden_activation", GELU)}
+    return equal_layers(keys.integer("num_hidden_layers"), **read_sizes(keys), **options)
 
 
 def read_options(keys: Keys) -> dict:
@@ -91,7 +89,7 @@ def read_options(keys: Keys) -> dict:
 
 
 def read_gemma2_gguf(meta: GgufKeys) -> dict:
-    """GGUF does not store query_pre_attn_scalar: it is C / NH in the 27B model, whose layers are 46, else the head size."""
+    """Converters do not store query_pre_attn_scalar: it is C / NH in the 27B model of 46 layers, else the head size."""
     return {
         "query_pre_attn_scalar": _pre_attention_scalar(meta, 46),
         "sliding_window": meta.integer("attention.sliding_window", 4096),
@@ -110,7 +108,9 @@ def read_gemma3_gguf(meta: GgufKeys) -> dict:
     }
 
 
-def _pre_attention_scalar(meta: GgufKeys, layers_of_27b: int) -> int:
+def _pre_attention_scalar(meta: GgufKeys, layers_of_27b: int) -> float:
+    if meta.get("attention.scale"):
+        return meta.number("attention.scale") ** -2
     heads, hidden = meta.integer("attention.head_count"), meta.integer("embedding_length")
     if meta.integer("block_count") == layers_of_27b:
         return hidden // heads
@@ -155,7 +155,9 @@ GEMMA2 = Family(
         permuted=False,
         act="gelu_tanh",
         keys=read_gemma2_gguf,
-        reads=frozenset({"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}),
+        reads=frozenset(
+            {"attention.scale", "attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+        ),
     ),
     config_json=config_json,
     reads=READS,
@@ -176,7 +178,9 @@ GEMMA3 = Family(
         permuted=False,
         act="gelu_tanh",
         keys=read_gemma3_gguf,
-        reads=frozenset({"attention.sliding_window", "attention.sliding_window_pattern", "rope.scaling.type"}),
+        reads=frozenset(
+            {"attention.scale", "attention.sliding_window", "attention.sliding_window_pattern", "rope.scaling.type"}
+        ),
     ),
     config_json=config_json,
     reads=READS - {"attn_logit_softcapping"},

@@ -8,8 +8,8 @@ from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames
 from lorawgpu.families.gemma import LAYER_NAMES_4, SIZES
 from lorawgpu.families.gguf_keys import GgufKeys
-from lorawgpu.families.keys import Keys
-from lorawgpu.families.rope import Rope, read_rope
+from lorawgpu.families.keys import GELU, Keys
+from lorawgpu.families.rope import read_rope
 from lorawgpu.families.spec import AttentionSpec, LayerSpec, MlpSpec, Norms, Paths
 
 NORMS = Norms(
@@ -76,7 +76,7 @@ def _layer(keys: Keys, attention: dict, kinds: list[str], index: int, own: int) 
     if per_layer:
         norms = replace(norms, ple_out="post_per_layer_input_norm")
         paths = replace(paths, ple_gate=("per_layer_input_gate",), ple_proj=("per_layer_projection",))
-    mlp = MlpSpec(width, keys.activation("hidden_activation"))
+    mlp = MlpSpec(width, keys.activation("hidden_activation", GELU))
     hidden = keys.integer("hidden_size")
     return LayerSpec(hidden, spec, mlp, norms, paths, per_layer_input=per_layer, scalar=True)
 
@@ -84,7 +84,9 @@ def _layer(keys: Keys, attention: dict, kinds: list[str], index: int, own: int) 
 def read_options(keys: Keys) -> dict:
     bidirectional = keys.data.get("use_bidirectional_attention")
     if bidirectional not in (None, "vision", False):
-        raise UserError(f"{keys.source}: use_bidirectional_attention {bidirectional!r} is not supported; wanted vision.")
+        raise UserError(
+            f"{keys.source}: use_bidirectional_attention {bidirectional!r} is not supported; wanted vision."
+        )
     return {
         "embed_scale": math.sqrt(keys.integer("hidden_size")),
         "final_softcap": keys.optional("final_logit_softcapping"),
@@ -174,8 +176,14 @@ FAMILY = Family(
         },
         keys=read_gguf,
         reads=frozenset(
-            {"attention.sliding_window", "attention.sliding_window_pattern", "final_logit_softcapping",
-             "rope.dimension_count", "attention.value_length", "rope_freqs"}
+            {
+                "attention.sliding_window",
+                "attention.sliding_window_pattern",
+                "final_logit_softcapping",
+                "rope.dimension_count",
+                "attention.value_length",
+                "rope_freqs",
+            }
         ),
     ),
     config_json=config_json,

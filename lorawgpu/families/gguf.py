@@ -106,7 +106,9 @@ def _rope_scaling(meta: GgufKeys) -> dict | None:
 def _stretched(config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
     """The config with Llama 3's RoPE scaling, which GGUF stores as a divisor for each frequency."""
     layers = {
-        layer: replace(layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, freq_factors=factors)))
+        layer: replace(
+            layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, freq_factors=factors))
+        )
         for layer in set(config.layers)
     }
     return replace(config, layers=tuple(layers[layer] for layer in config.layers))

@@ -19,6 +19,11 @@ SIZE_LIMITS = {
 }
 
 
+# Hugging Face's names of activations, and ours (ops/gate.py).
+GATED = {"silu": "silu", "swish": "silu", "relu2": "relu2"}
+GELU = {"gelu_pytorch_tanh": "gelu_tanh"}
+
+
 @dataclass(frozen=True)
 class Keys:
     """The settings in `data`, read from the file `source`. Every reader raises UserError for a bad value."""
@@ -96,11 +101,11 @@ class Keys:
             )
         return hidden // heads
 
-    def activation(self, key: str = "hidden_act") -> str:
-        """The activation, under its name in ops/gate.py."""
-        names = {"silu": "silu", "swish": "silu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh"}
+    def activation(self, key: str = "hidden_act", names: dict[str, str] = GATED) -> str:
+        """The activation, under its name in ops/gate.py. names: those that the family has."""
         value = self.data.get(key)
         if not isinstance(value, str) or value not in names:
-            wanted = ", ".join(names)
-            raise UserError(f"{self.source}: {key} (act) {brief(value)} is not supported; wanted one of {wanted}.")
+            *others, last = (name for name in names if name != "swish")
+            wanted = f"{', '.join(others)} or {last}" if others else last
+            raise UserError(f"{self.source}: {key} (act) {brief(value)} is not supported; wanted {wanted}.")
         return names[value]

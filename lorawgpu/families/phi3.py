@@ -17,7 +17,9 @@ def read_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 
 def read_gguf(meta: GgufKeys) -> dict:
     """`sliding_window` 0 means none. The stretching is two tensors; `attn_factor` is that of cosines and sines."""
-    head_dim = meta.integer("attention.key_length", meta.integer("embedding_length") // meta.integer("attention.head_count"))
+    head_dim = meta.integer(
+        "attention.key_length", meta.integer("embedding_length") // meta.integer("attention.head_count")
+    )
     rotary = meta.integer("rope.dimension_count", head_dim)
     data = {
         "sliding_window": meta.get("attention.sliding_window") or None,

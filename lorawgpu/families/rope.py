@@ -71,9 +71,7 @@ class Rope:
             return inv / self.factor * blend + inv * (1 - blend)
         if self.kind == "llama3":
             turns = self.original_max_position_embeddings * inv / (2 * math.pi)  # over the original context
-            blend = np.clip(
-                (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0
-            )
+            blend = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
             return (1 - blend) * inv / self.factor + blend * inv
         return inv
 

@@ -179,9 +179,7 @@ def _targets(path: Path, config: dict, modules: Sequence[str]) -> tuple[str, ...
         return tuple(modules)
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise UserError(f"{path}: target_modules is {brief(targets)}; wanted a list of module names")
-    return tuple(
-        t for t in targets if t.split(".")[-1] in ALL_MODULES or any(matches(t, module) for module in modules)
-    )
+    return tuple(t for t in targets if t.split(".")[-1] in ALL_MODULES or any(matches(t, module) for module in modules))
 
 
 def _patterns(path: Path, config: dict, key: str, whole=False) -> dict:

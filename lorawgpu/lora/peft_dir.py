@@ -84,7 +84,9 @@ def write_adapter(folder: str | Path, lora: LoraConfig, tensors: dict[str, np.nd
     as_float32 = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
     # transformers rejects files without this metadata
     replace_file(folder / WEIGHTS_FILE, safetensors.numpy.save(as_float32, metadata={"format": "pt"}))
-    prefix = MULTIMODAL_PREFIX if all(name.startswith(f"base_model.model.{MULTIMODAL_PREFIX}") for name in tensors) else ""
+    prefix = (
+        MULTIMODAL_PREFIX if all(name.startswith(f"base_model.model.{MULTIMODAL_PREFIX}") for name in tensors) else ""
+    )
     replace_file(folder / ADAPTER_CONFIG_FILE, lora_config_json(lora, base_model_name, prefix))
 
 

@@ -139,7 +139,9 @@ def _down(c, layer, mixer: Mixer, mixed: MatvecInput, x: Tensor, s: Scratch, sca
     _project(c, layer, mixer.down, mixer.sub_norm, s.unnormed, mixed, s)
     out, weight = s.other if x is s.x else s.x, layer.norms[mixer.out_norm]
     shape = {"rows": c.rows, "width": layer.spec.hidden}
-    rmsnorm_forward(c.plan, out, s.rstd, s.unnormed, weight, eps=c.config.rms_norm_eps, residual=x, out_scale=scale, **shape)
+    rmsnorm_forward(
+        c.plan, out, s.rstd, s.unnormed, weight, eps=c.config.rms_norm_eps, residual=x, out_scale=scale, **shape
+    )
     return out
 
 

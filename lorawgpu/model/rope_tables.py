@@ -22,7 +22,9 @@ class RopeTables:
         for spec in dict.fromkeys(layer.attention for layer in config.layers):
             if self._key(spec) not in self._tables:
                 rope = spec.rope
-                tables = [rope_table(rope.inv_freq(spec.head_dim, long), positions) for long in (False, True)[: 1 + switches]]
+                tables = [
+                    rope_table(rope.inv_freq(spec.head_dim, long), positions) for long in (False, True)[: 1 + switches]
+                ]
                 table = np.concatenate(tables) * np.float32(rope.attention_factor)
                 self._tables[self._key(spec)] = device.upload(table, label="rope table", kind="step")
 

@@ -15,7 +15,6 @@ from lorawgpu.ops.weight import Part, Weight
 from lorawgpu.weights.blocks import block_bytes, records
 from lorawgpu.weights.tensors import Blocks, Dense, Ternary
 
-
 CHUNK_WEIGHTS = 1 << 22  # weights packed and uploaded at a time
 
 

@@ -148,7 +148,9 @@ def load_model(device, checkpoint, progress=lambda name: None) -> Model:
         if not heads.constant_rows:
             return None
         at, paths = config.layer_path(layer), spec.norms.paths()
-        weights = {f"{role}_norm": checkpoint.norm(f"{at}.{paths[role]}.weight") for role in HEAD_NORMS if role in paths}
+        weights = {
+            f"{role}_norm": checkpoint.norm(f"{at}.{paths[role]}.weight") for role in HEAD_NORMS if role in paths
+        }
         names = [f"{module}.bias" for module in config.group_modules(layer, "qkv")]
         bias = [checkpoint.dense(name).float32() for name in names] if heads.bias else None
         values = head_constants(heads, Widths.of(spec).qkv, bias=bias, **weights)

@@ -14,16 +14,7 @@ from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.gguf import GgufFile, TensorInfo
 from lorawgpu.ops.stores import STORES
 from lorawgpu.tokenizer.hf import Tokenizer
-from lorawgpu.weights.tensors import (
-    HEAD,
-    SCALAR,
-    Blocks,
-    Checkpoint,
-    Dense,
-    Ternary,
-    check_names,
-    expected_tensors,
-)
+from lorawgpu.weights.tensors import HEAD, SCALAR, Blocks, Checkpoint, Dense, Ternary, check_names, expected_tensors
 
 TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
