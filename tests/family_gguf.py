@@ -1,4 +1,4 @@
-"""A golden case's weights as a float32 GGUF file, under the names and in the forms that llama.cpp's converters write."""
+"""A golden case's weights as a float32 GGUF file, with the names and in the forms of llama.cpp's converters."""
 
 import json
 import math

@@ -7,7 +7,7 @@ import pytest
 from oplab import Lab, assert_right, check
 
 from lorawgpu.doctor.attention import attention, compared, expected_attention, record_attention, sequences
-from lorawgpu.doctor.kernels import SUMMED
+from lorawgpu.doctor.kernels import EXACT, ROUNDED, SUMMED
 from lorawgpu.families.keys import SIZE_LIMITS
 from lorawgpu.gpu import Plan
 from lorawgpu.ops import attention_decode, attention_flash
@@ -26,7 +26,18 @@ SIZES = {
     "130, HD 128": ((3, 1, 128, 130), {}),
     "75, HD 80": ((2, 1, 80, 70, 5), {}),
     "40, HD 256": ((1, 1, 256, 40), {}),
-    "window, HD 32": ((3, 1, 32, 90, 30), {"window": 20}),
+    "window of a block": ((4, 2, 8, 97, 33, 1, 64), {"window": 32, "tail": 3, "spare": 2}),
+    "window of two blocks behind": ((2, 1, 8, 300), {"window": 65}),
+    "window of a sequence": ((2, 1, 8, 40, 41, 39), {"window": 40}),
+    "window beyond all": ((2, 1, 8, 20, 9), {"window": 1000}),
+    "window, HD 128": ((3, 1, 128, 150, 5), {"window": 37}),
+    "soft cap": ((4, 2, 16, 41, 29), {"softcap": 1.5, "tail": 3}),
+    "soft cap, HD 128": ((3, 1, 128, 70), {"softcap": 50.0}),
+    "saturated": ((2, 1, 16, 40), {"softcap": 0.3, "gain": 3.0}),
+    "window and soft cap": ((2, 1, 10, 50, 20), {"window": 11, "softcap": 2.0, "spare": 1}),
+    "added to": ((4, 2, 10, 50, 20), {"accumulate": True, "spare": 2, "window": 11, "softcap": 2.0}),
+    "HD 12": ((8, 1, 12, 33, 4), {}),
+    "HD 20": ((4, 4, 20, 33, 4), {"tail": 1}),
 }
 
 
@@ -37,13 +48,21 @@ def test_matches_the_reference(plan, name, impl):
     check(plan, attention, (impl, *sizes), **options)
 
 
-@pytest.mark.parametrize("name", ["70 in 2, HD 64", "130, HD 128", "130 in 4, GQA 20/5, HD 16"])
+@pytest.mark.parametrize("name", ["70 in 2, HD 64", "130, HD 128", "130 in 4, GQA 20/5, HD 16", "added to"])
 def test_gradients_summed_in_one_part(plan, monkeypatch, name):
     """As with many rows; SIZES have so few rows that walks are split."""
     monkeypatch.setattr(attention_flash, "ENOUGH_FOR_GROUPS", 0)
     monkeypatch.setattr(attention_flash, "ENOUGH_WORKGROUPS", 0)
     sizes, options = SIZES[name]
     check(plan, attention, ("flash", *sizes), **options)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_rows_of_a_sequence_may_start_at_slots_of_their_own(plan, impl):
+    x = sequences(6, 2, 16, 90, 30)
+    x = replace(x, kv_start=np.maximum(x.kv_start, x.slot - x.slot % 20))
+    made = run(plan, impl, x)
+    assert_right(compared(made, expected_attention(x)), SUMMED)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -104,6 +123,16 @@ def test_a_row_that_sees_one_key_has_no_gradient_of_its_query(plan, impl, sizes)
     assert_right(compared(made, expected_attention(x)), SUMMED)
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_with_a_window_of_one_key_the_output_is_its_value(plan, impl):
+    x = sequences(3, 1, 8, 9, 5, tail=3, window=1)
+    made = run(plan, impl, x)
+    assert_right({"out": (made["out"].value, np.tile(x.v, 3))}, EXACT)
+    assert not made["dq"].value.any()
+    assert np.abs(made["dk"].value).max() < 1e-6  # the rounding of delta
+    assert_right({"dv": (made["dv"].value, x.dout.reshape(-1, 3, 8).sum(1))}, ROUNDED)
+
+
 AROUND = {  # lengths before, lengths after, tail, spare slots
     "second of three": ([37], [29], 0, 0),
     "another capacity": ([], [], 150, 40),
@@ -117,13 +146,17 @@ def bits_of(made, rows):
     return [output.value[rows].tobytes() for output in made.values()]
 
 
-@pytest.mark.parametrize("sizes", [(6, 2, 16), (3, 1, 32), (3, 1, 64), (3, 1, 128)], ids=str)
-def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, sizes):
+@pytest.mark.parametrize(
+    ("sizes", "window"),
+    [((6, 2, 16), None), ((3, 1, 32), None), ((3, 1, 64), None), ((3, 1, 128), None), ((2, 1, 8), 20)],
+    ids=str,
+)
+def test_a_row_keeps_its_bits_whatever_surrounds_it(device, kernels, sizes, window):
     """Output and saved statistics depend neither on position in the batch, nor on capacity, nor on neighbors."""
-    alone = sequences(*sizes, 75)
+    alone = sequences(*sizes, 75, window=window)
     want = bits_of(run(Plan(device, kernels), "flash", alone, backward=False), slice(None))
     for seed, (name, (before, after, tail, spare)) in enumerate(AROUND.items(), 1):
-        crowd = sequences(*sizes, *before, 75, *after, tail=tail, spare=spare, seed=seed)
+        crowd = sequences(*sizes, *before, 75, *after, tail=tail, spare=spare, seed=seed, window=window)
         rows = slice(sum(before), sum(before) + 75)
         for values in ("q", "k", "v"):
             getattr(crowd, values)[rows] = getattr(alone, values)

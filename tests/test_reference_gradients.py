@@ -184,15 +184,16 @@ def qkv():
     return {"q": normal(3, 20), "k": normal(6, 10, seed=1), "v": normal(6, 10, seed=2)}
 
 
-def chain_case(softcap):
+def chain_case(window=None, softcap=None):
     options = {**SHAPE, "softcap": softcap}
+    seen = {**ROWS, **options, "window": window}
 
     def forward(q, k, v):
-        attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **ROWS, **options))
+        attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **seen))
         return attention_apply_forward(attn, v, 2)
 
-    def backward(dout, q, k, v, softmax_backward=attention_softmax_backward, frozen=()):
-        attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **ROWS, **options))
+    def backward(dout, q, k, v, softmax_backward=attention_softmax_backward, seen=seen):
+        attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **seen))
         dattn, dv = attention_apply_backward(dout, attn, v, 2)
         dq, dk = attention_scores_backward(softmax_backward(dattn, attn), q, k, **options)
         return {"q": dq, "k": dk, "v": dv}
@@ -212,10 +213,12 @@ def chain_case(softcap):
         "group sum": first_head_only,
         "history": history_dropped,
     }
+    if window:
+        missing["window"] = lambda dout, **x: backward(dout, **x, seen={**seen, "window": None})
     if softcap:
 
         def no_softcap(dout, q, k, v):
-            attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **ROWS, **options))
+            attn, _ = attention_softmax_forward(attention_scores_forward(q, k, **seen))
             dattn, dv = attention_apply_backward(dout, attn, v, 2)
             dq, dk = attention_scores_backward(attention_softmax_backward(dattn, attn), q, k, **SHAPE)
             return {"q": dq, "k": dk, "v": dv}
@@ -224,8 +227,8 @@ def chain_case(softcap):
     return GradientCase(forward, backward, qkv(), missing)
 
 
-def flash_case(softcap):
-    options = {**ROWS, **SHAPE, "softcap": softcap}
+def flash_case(window=None, softcap=None):
+    options = {**ROWS, **SHAPE, "window": window, "softcap": softcap}
 
     def backward(dout, q, k, v, delta=1.0):
         out, lse = attention_forward(q, k, v, **options)
@@ -318,10 +321,12 @@ CASES = {
     "heads": heads_case(whole=False),
     "heads, norm of the row": heads_case(whole=True),
     "values from keys": values_from_keys_case(),
-    "attention chain": chain_case(0.0),
-    "attention chain softcap": chain_case(1.5),
-    "attention flash": flash_case(0.0),
-    "attention flash softcap": flash_case(1.5),
+    "attention chain": chain_case(),
+    "attention chain softcap": chain_case(softcap=1.5),
+    "attention chain window": chain_case(window=3),
+    "attention flash": flash_case(),
+    "attention flash softcap": flash_case(softcap=1.5),
+    "attention flash window": flash_case(window=3),
     "relu2": gate_case("relu2"),
     "silu": gate_case("silu"),
     "gelu_tanh": gate_case("gelu_tanh"),

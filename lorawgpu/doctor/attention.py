@@ -15,6 +15,11 @@ from lorawgpu.reference import attention as reference
 from lorawgpu.reference import rope
 
 THETA = 10000.0
+VARIANTS = {  # options by a name that doctor prints
+    "window": {"window": 7, "accumulate": True},
+    "soft cap": {"softcap": 0.7},
+    "all": {"window": 7, "softcap": 0.7, "accumulate": True},
+}
 SKIPPED = 32  # slots at the start of a sequence's span that it does not use
 
 
@@ -33,30 +38,39 @@ class AttentionInput:
     dout: np.ndarray
     k: np.ndarray
     v: np.ndarray
+    window: int | None = None
+    softcap: float | None = None
+    added_to: tuple = ()  # dk and dv before the backward, which adds to them; empty if it overwrites them
 
     @property
     def shape(self):
         """The arguments of the reference after q, k and v."""
-        return self.slot, self.kv_start, self.heads, self.kv_heads, self.scale
+        return self.slot, self.kv_start, self.heads, self.kv_heads, self.scale, self.window, self.softcap
+
+    @property
+    def options(self):
+        """The keywords of ops.attention."""
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        return sizes | {"scale": self.scale, "window": self.window, "softcap": self.softcap}
 
 
 def sequences(
-    heads, kv_heads, head_dim, *lengths, tail=0, spare=0, gain=1.0, window=None, seed=0, scale=None
+    heads, kv_heads, head_dim, *lengths, tail=0, spare=0, gain=1.0, seed=0, scale=None, accumulate=False, **options
 ) -> AttentionInput:
     """Random sequences of these lengths, one after another, and `tail` rows that attend only to themselves.
 
-    spare: slots that no row attends to. gain: the size of all values. window: keys that a row attends to, at most.
+    spare: slots that no row attends to. gain: the size of all values. accumulate: dk and dv are added to. options:
+    window, softcap.
     """
     starts = np.cumsum([0, *lengths, *[1] * tail])
     rows, counts = starts[-1], np.diff(starts)
     slot, kv_start = np.arange(rows), np.repeat(starts[:-1], counts)
-    if window:
-        kv_start = np.maximum(kv_start, slot - window + 1)
     segment_end = np.append(np.repeat(starts[1:], counts), np.zeros(spare, int))
     q, dout = (gain * normal(rows, heads * head_dim, seed=4 * seed + i) for i in (0, 1))
     k, v = (gain * normal(rows + spare, kv_heads * head_dim, seed=4 * seed + i) for i in (2, 3))
     scale = head_dim**-0.5 if scale is None else scale
-    return AttentionInput(heads, kv_heads, head_dim, scale, slot, kv_start, segment_end, q, dout, k, v)
+    options["added_to"] = tuple(normal(2, *k.shape, seed=4 * seed)) if accumulate else ()
+    return AttentionInput(heads, kv_heads, head_dim, scale, slot, kv_start, segment_end, q, dout, k, v, **options)
 
 
 def record_attention(lab, impl, x: AttentionInput, backward=True) -> dict:
@@ -65,15 +79,16 @@ def record_attention(lab, impl, x: AttentionInput, backward=True) -> dict:
     made = {"out": lab.rows(rows, q_width), "lse": lab.output(rows, 2 * x.heads)}
     q, k, v, dout = (lab.padded(a) for a in (x.q, x.k, x.v, x.dout[:rows]))
     slot, kv_start, segment_end = (lab.input(a.astype(np.uint32)) for a in (x.slot, x.kv_start, x.segment_end))
-    sizes = {"heads": x.heads, "kv_heads": x.kv_heads, "head_dim": x.head_dim, "scale": x.scale, "impl": impl}
-    sizes |= {"workspace": NanScratch(lab.device)}
+    options = x.options | {"impl": impl, "workspace": NanScratch(lab.device)}
     out, lse = (made[name].exact for name in ("out", "lse"))
-    attention_forward(lab.plan, out, lse, q, k, v, slot, kv_start, **sizes)
+    attention_forward(lab.plan, out, lse, q, k, v, slot, kv_start, **options)
     if backward:
-        grads = {"dq": lab.rows(rows, q_width), "dk": lab.rows(slots, kv_width), "dv": lab.rows(slots, kv_width)}
-        made |= grads
-        dq, dk, dv = (t.exact for t in grads.values())
-        attention_backward(lab.plan, dq, dk, dv, dout, out, lse, q, k, v, slot, kv_start, segment_end, **sizes)
+        before = [pad(a) for a in x.added_to] or [None, None]
+        dk, dv = (lab.rows(slots, kv_width, initial=a) for a in before)
+        made |= {"dq": lab.rows(rows, q_width), "dk": dk, "dv": dv}
+        dq, dk, dv = (made[name].exact for name in ("dq", "dk", "dv"))
+        tensors = dq, dk, dv, dout, out, lse, q, k, v, slot, kv_start, segment_end
+        attention_backward(lab.plan, *tensors, accumulate_kv=bool(x.added_to), **options)
     return made
 
 
@@ -84,6 +99,7 @@ def expected_attention(x: AttentionInput, backward=True) -> dict:
     found = {"out": out, "lse": lse.T}
     if backward:
         found |= zip(("dq", "dk", "dv"), reference.attention_backward(dout, q, k, v, out, lse, *x.shape), strict=True)
+        found |= {name: found[name] + before for name, before in zip(("dk", "dv"), x.added_to, strict=False)}
     return found
 
 
@@ -99,6 +115,11 @@ def attention(lab, impl, *sizes, **options):
     x = sequences(*sizes, **options)
     made = record_attention(lab, impl, x)
     return lambda: compared(made, expected_attention(x))
+
+
+def attention_variant(lab, impl, variant, *sizes):
+    """The same with the options of one of VARIANTS."""
+    return attention(lab, impl, *sizes, **VARIANTS[variant])
 
 
 def _combined(parts, stats, heads, head_dim):

@@ -57,8 +57,12 @@ TABLE = (
         ("rows", "int8", 1, 2560),
     ]),
     ("attention_chain", attention.attention, SUMMED, [("chain", 4, 1, 6, 33, 4)]),
+    ("attention_chain", attention.attention_variant, SUMMED, [("chain", "all", 4, 1, 6, 33, 4)]),
     ("flash attention", attention.attention, SUMMED, [
         ("flash", 3, 1, 8, 33, 4), ("flash", 9, 3, 64, 41, 29), ("flash", 5, 5, 128, 70),
+    ]),
+    ("flash attention", attention.attention_variant, SUMMED, [
+        ("flash", "window", 3, 1, 8, 33, 4), ("flash", "soft cap", 3, 1, 8, 33, 4),
     ]),
     ("attention_decode", attention.decode, SUMMED, [(9, 3, 64, 65, 64, 1), (20, 5, 128, 1, 70)]),
     ("sample", sampling.sample, EXACT, [("greedy", 5000), ("draw", 3001), ("draw", 50)]),

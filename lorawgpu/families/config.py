@@ -48,7 +48,7 @@ class ModelConfig:
 
     @property
     def longest_short(self) -> int | None:
-        """The longest sequence with the short frequencies of longrope; None: frequencies do not depend on the length."""
+        """The longest sequence with the short frequencies of longrope, or None if the model has one set of them."""
         ropes = (layer.attention.rope for layer in self.layers)
         return next((rope.original_max_position_embeddings for rope in ropes if rope.switches), None)
 

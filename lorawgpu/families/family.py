@@ -12,6 +12,7 @@ from lorawgpu.families.spec import AttentionSpec, LayerSpec, MlpSpec, Norms, Pat
 if TYPE_CHECKING:
     from lorawgpu.families.gguf_keys import GgufKeys
 
+PATHS = Paths()
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
@@ -73,7 +74,7 @@ def equal_layers(
     act: str,
     rope: Rope,
     norms: Norms,
-    paths: Paths = Paths(),
+    paths: Paths = PATHS,
     scale: float | None = None,
     residual_scale: float = 1.0,
     **attention,

@@ -1,4 +1,4 @@
-"""Gemma 2 (soft caps) and Gemma 3 (norms of q and k, two RoPEs): local and global layers, four norms of weight 1 + w."""
+"""Gemma 2 (soft caps) and Gemma 3 (norms of q and k, two RoPEs): local and global layers, norms with weight 1 + w."""
 
 import math
 from dataclasses import replace

@@ -37,7 +37,7 @@ DEFAULTS = {key: value for key, value in SIZES.items() if key != "query_pre_attn
 
 
 def read_layers(keys: Keys) -> tuple[LayerSpec, ...]:
-    """Layers from `num_hidden_layers - num_kv_shared_layers` on read the keys and values of the last own layer of their type."""
+    """The last `num_kv_shared_layers` layers read the keys and values of the last layer of their type before them."""
     count = keys.integer("num_hidden_layers")
     kinds = keys.layer_types([GLOBAL if (i + 1) % PATTERN == 0 else LOCAL for i in range(count)])
     kinds = [*kinds[:-1], GLOBAL]  # the last one always is
@@ -45,7 +45,7 @@ def read_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     missing = set(kinds) - set(kinds[: max(own, 0)])
     if missing:
         raise UserError(
-            f"{keys.source}: num_kv_shared_layers leaves no {sorted(missing)[0]} layer that has its own keys and values."
+            f"{keys.source}: num_kv_shared_layers leaves no {sorted(missing)[0]} layer with keys and values of its own."
         )
     attention = {kind: _attention(keys, kind) for kind in dict.fromkeys(kinds)}
     return tuple(_layer(keys, attention, kinds, index, own) for index in range(count))
@@ -134,8 +134,8 @@ def _rotating(meta: GgufKeys) -> int:
 
 def config_json(config: ModelConfig) -> dict:
     raise UserError(
-        "a Gemma 4 base that came as GGUF cannot be written as a Hugging Face folder, which has vision and audio towers; "
-        "use the model's Hugging Face folder as the base instead"
+        "a Gemma 4 base that came as GGUF cannot be written as a Hugging Face folder, which has towers for images "
+        "and sound; use the model's Hugging Face folder as the base instead"
     )
 
 

@@ -40,8 +40,8 @@ def config_json(config: ModelConfig) -> dict:
 
 def ministral_json(config: ModelConfig) -> dict:
     raise UserError(
-        "a Ministral 3 base that came as GGUF cannot be written as a Hugging Face folder, which has a vision tower; use "
-        "the model's Hugging Face folder as the base instead"
+        "a Ministral 3 base that came as GGUF cannot be written as a Hugging Face folder, which has a vision tower; "
+        "use the model's Hugging Face folder as the base instead"
     )
 
 

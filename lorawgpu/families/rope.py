@@ -79,8 +79,8 @@ class Rope:
 def read_rope(keys: Keys, layer_type: str | None = None, **defaults) -> Rope:
     """The RoPE of the layers of `layer_type`: `rope_parameters`, or else `rope_theta` and `rope_scaling`.
 
-    `rope_parameters` wins, as in transformers, and may be nested by layer type. `defaults`: settings that hold where the
-    file says nothing, such as `rope_theta`.
+    `rope_parameters` wins, as in transformers, and may be nested by layer type. `defaults`: settings that hold where
+    the file says nothing, such as `rope_theta`.
     """
     data, source = keys.data, keys.source
     spelling = "rope_parameters" if data.get("rope_parameters") else "rope_scaling"
@@ -154,8 +154,9 @@ def _yarn(rope: Rope, inner: Keys, keys: Keys) -> Rope:
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary(keys.head_dim()) - 1)
-    return replace(rope, factor=factor, low_freq_factor=float(low), high_freq_factor=float(high),
-                   original_max_position_embeddings=int(original), attention_factor=_yarn_attention(inner, factor))  # fmt: skip
+    rope = replace(rope, factor=factor, original_max_position_embeddings=int(original))
+    return replace(rope, low_freq_factor=float(low), high_freq_factor=float(high),
+                   attention_factor=_yarn_attention(inner, factor))  # fmt: skip
 
 
 def yarn_pair(turns: float, rotary: int, theta: float, original: float) -> float:

@@ -104,7 +104,7 @@ class Decoder:
             c = self._context(plan, rows, replace(self.prefill_data.rows(rows), **fields))
             logits = self.logits.rows(0, rows)
             with plan.section("forward"):
-                if self.matvec and decodes(c.config, rows):
+                if self.matvec and decodes(c.model, rows):
                     scratch = Scratch.take(c, max(map(self._rank, GROUPS)))
                     x = decode_forward(c, self.rows, self.cache.layers, scratch)
                     decode_head(c, logits, x, scratch)

@@ -9,7 +9,6 @@ from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.gate import gate_forward
 from lorawgpu.ops.linear import linear_forward
 from lorawgpu.ops.per_layer import per_layer_forward
-from lorawgpu.ops.stores import STORES
 
 
 def gate_options(layer, s) -> dict:
@@ -37,7 +36,6 @@ def per_layer_input(c, layer, ple, projected):
         projected,
         c.batch.per_layer[layer.index],
         c.model.per_layer.norm,
-        store=STORES[c.model.per_layer.dtype],
         rows=c.rows,
         width=layer.spec.per_layer_input,
         scale=c.config.hidden_size**-0.5,

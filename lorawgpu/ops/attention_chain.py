@@ -1,6 +1,6 @@
 """Attention as separate products over a stored score matrix: simple and exact, to check flash against.
 
-Equations and kernels: shaders/attention_chain.wgsl. `sizes` is an ops.attention.Sizes; shapes are checked there.
+Equations and kernels: shaders/attention_chain.wgsl. `problem` is an ops.attention.Problem; shapes are checked there.
 """
 
 from lorawgpu.errors import DeviceError
@@ -14,9 +14,9 @@ def weights_shape(rows: int, slots: int, heads: int) -> tuple:
     return heads, rows, padded(slots)
 
 
-def _take(plan, workspace, sizes, label):
+def _take(plan, workspace, problem, label):
     """Take a buffer for scores. DeviceError if a binding cannot hold it."""
-    shape = weights_shape(sizes.rows, sizes.slots, sizes.heads)
+    shape = weights_shape(problem.rows, problem.slots, problem.heads)
     if (nbytes := 4 * shape[0] * shape[1] * shape[2]) > plan.device.max_binding:
         raise DeviceError(
             f"{label} {shape}: {nbytes:,} bytes in one binding; {plan.device.name} allows "
@@ -25,17 +25,20 @@ def _take(plan, workspace, sizes, label):
     return workspace.take(shape, "f32", label)
 
 
-def _record(plan, entry, grid, sizes, scale=1.0, flops=0.0, **tensors):
+def _record(plan, entry, grid, problem, scale=1.0, flops=0.0, accumulate=False, **tensors):
     params = {
-        "rows": sizes.rows,
-        "slots": sizes.slots,
-        "span": padded(sizes.slots),
-        "heads": sizes.heads,
-        "group": sizes.group,
-        "head_dim": sizes.head_dim,
-        "row_ld": sizes.row_ld,
-        "slot_ld": sizes.slot_ld,
+        "rows": problem.rows,
+        "slots": problem.slots,
+        "span": padded(problem.slots),
+        "heads": problem.heads,
+        "group": problem.group,
+        "head_dim": problem.head_dim,
+        "row_ld": problem.row_ld,
+        "slot_ld": problem.slot_ld,
         "scale": scale,
+        "window": problem.reach,
+        "softcap": problem.softcap or 0.0,
+        "accumulate": accumulate,
     }
     plan.record("attention_chain", entry, grid, params=params, flops=flops, **tensors)
 
@@ -44,90 +47,69 @@ def _tiles(n):
     return -(-n // TILE)
 
 
-def _scores(plan, weights, x, cache, slot, kv_start, sizes, scale):
-    grid = _tiles(sizes.slots), _tiles(sizes.rows), sizes.heads
-    _record(
-        plan,
-        "scores",
-        grid,
-        sizes,
-        scale,
-        sizes.flops(1),
-        weights=weights,
-        x=x,
-        cache=cache,
-        slot=slot,
-        kv_start=kv_start,
-    )
+def _scores(plan, entry, weights, x, cache, rows_see, problem, scale):
+    grid = _tiles(problem.slots), _tiles(problem.rows), problem.heads
+    tensors = {"weights": weights, "x": x, "cache": cache, **rows_see}
+    _record(plan, entry, grid, problem, scale, problem.flops(1), **tensors)
 
 
-def _softmax(plan, weights, lse, slot, kv_start, sizes):
-    _record(plan, "softmax", (sizes.rows, sizes.heads), sizes, weights=weights, lse=lse, slot=slot, kv_start=kv_start)
+def _attn(plan, attn, lse, q, kcache, rows_see, problem):
+    """The attention weights, and their statistics."""
+    entry = "capped_scores" if problem.softcap else "scores"
+    _scores(plan, entry, attn, q, kcache, rows_see, problem, problem.scale)
+    _record(plan, "softmax", (problem.rows, problem.heads), problem, weights=attn, lse=lse, **rows_see)
 
 
-def _apply(plan, row_out, attn, cache, slot, kv_start, sizes, scale=1.0):
-    grid = _tiles(sizes.head_dim), _tiles(sizes.rows), sizes.heads
-    _record(
-        plan,
-        "apply",
-        grid,
-        sizes,
-        scale,
-        sizes.flops(1),
-        row_out=row_out,
-        attn=attn,
-        cache=cache,
-        slot=slot,
-        kv_start=kv_start,
-    )
+def _apply(plan, row_out, attn, cache, rows_see, problem, scale=1.0):
+    grid = _tiles(problem.head_dim), _tiles(problem.rows), problem.heads
+    tensors = {"row_out": row_out, "attn": attn, "cache": cache, **rows_see}
+    _record(plan, "apply", grid, problem, scale, problem.flops(1), **tensors)
 
 
-def _apply_transposed(plan, slot_out, attn, x, segment_end, sizes, scale=1.0):
-    grid = _tiles(sizes.head_dim), _tiles(sizes.slots), sizes.kv_heads
-    _record(
-        plan,
-        "apply_transposed",
-        grid,
-        sizes,
-        scale,
-        sizes.flops(1),
-        slot_out=slot_out,
-        attn=attn,
-        x=x,
-        segment_end=segment_end,
-    )
+def _apply_transposed(plan, slot_out, attn, x, segment_end, problem, scale, accumulate):
+    grid = _tiles(problem.head_dim), _tiles(problem.slots), problem.kv_heads
+    tensors = {"slot_out": slot_out, "attn": attn, "x": x, "segment_end": segment_end}
+    _record(plan, "apply_transposed", grid, problem, scale, problem.flops(1), accumulate, **tensors)
 
 
-def forward(plan, sizes, scale, workspace, *, out, lse, q, kcache, vcache, slot, kv_start):
-    attn = _take(plan, workspace, sizes, "attention weights")
-    _scores(plan, attn, q, kcache, slot, kv_start, sizes, scale)
-    _softmax(plan, attn, lse, slot, kv_start, sizes)
-    _apply(plan, out, attn, vcache, slot, kv_start, sizes)
+def forward(plan, problem, workspace, *, out, lse, q, kcache, vcache, slot, kv_start):
+    attn, rows_see = _take(plan, workspace, problem, "attention weights"), {"slot": slot, "kv_start": kv_start}
+    _attn(plan, attn, lse, q, kcache, rows_see, problem)
+    _apply(plan, out, attn, vcache, rows_see, problem)
     workspace.give(attn)
 
 
 def backward(
-    plan, sizes, scale, workspace, *, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end
+    plan,
+    problem,
+    workspace,
+    accumulate_kv,
+    *,
+    dq,
+    dk,
+    dv,
+    dout,
+    out,
+    lse,
+    q,
+    kcache,
+    vcache,
+    slot,
+    kv_start,
+    segment_end,
 ):
     """Recomputes the attention weights. It uses neither `out` nor `lse`, so it checks flash, which does."""
-    attn = _take(plan, workspace, sizes, "attention weights")
-    dscores = _take(plan, workspace, sizes, "gradient of the attention weights")
+    attn, rows_see = _take(plan, workspace, problem, "attention weights"), {"slot": slot, "kv_start": kv_start}
+    dscores = _take(plan, workspace, problem, "gradient of the attention weights")
     lse_again = workspace.take(lse.shape, "f32", "attention lse, again")
-    _scores(plan, attn, q, kcache, slot, kv_start, sizes, scale)
-    _softmax(plan, attn, lse_again, slot, kv_start, sizes)
-    _scores(plan, dscores, dout, vcache, slot, kv_start, sizes, 1.0)  # dattn = dout . v
-    _apply_transposed(plan, dv, attn, dout, segment_end, sizes)
-    _record(
-        plan,
-        "softmax_backward",
-        (sizes.rows, sizes.heads),
-        sizes,
-        weights=dscores,
-        attn=attn,
-        slot=slot,
-        kv_start=kv_start,
-    )
-    _apply(plan, dq, dscores, kcache, slot, kv_start, sizes, scale)
-    _apply_transposed(plan, dk, dscores, q, segment_end, sizes, scale)
+    _attn(plan, attn, lse_again, q, kcache, rows_see, problem)
+    _scores(plan, "scores", dscores, dout, vcache, rows_see, problem, 1.0)  # dattn = dout . v
+    _apply_transposed(plan, dv, attn, dout, segment_end, problem, 1.0, accumulate_kv)
+    grid = problem.rows, problem.heads
+    _record(plan, "softmax_backward", grid, problem, weights=dscores, attn=attn, **rows_see)
+    if problem.softcap:
+        _scores(plan, "softcap_slope", dscores, q, kcache, rows_see, problem, problem.scale)
+    _apply(plan, dq, dscores, kcache, rows_see, problem, problem.scale)
+    _apply_transposed(plan, dk, dscores, q, segment_end, problem, problem.scale, accumulate_kv)
     for scratch in (attn, dscores, lse_again):
         workspace.give(scratch)

@@ -1,7 +1,7 @@
 """Flash attention: nothing of size rows x slots is stored.
 
 Equations and guarantees: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
-`sizes` is an ops.attention.Sizes; shapes are checked there. The backward has two passes: dq, then dk and dv.
+`problem` is an ops.attention.Problem; shapes are checked there. The backward has two passes: dq, then dk and dv.
 """
 
 import math
@@ -57,46 +57,54 @@ class Cut(NamedTuple):
     def parts(self) -> int:
         return self.shares * self.walks
 
-    def grid(self, kernel: str, sizes) -> tuple[int, int]:
-        rows = sizes.slots if kernel == "dkv" else sizes.rows * sizes.group
-        return sizes.kv_heads * self.parts, -(-rows // self.tile.rows)
+    def grid(self, kernel: str, problem) -> tuple[int, int]:
+        rows = problem.slots if kernel == "dkv" else problem.rows * problem.group
+        return problem.kv_heads * self.parts, -(-rows // self.tile.rows)
 
 
-def cut_for(kernel: str, sizes) -> Cut:
-    cut = Cut(next(tile for largest, tile in TILES[kernel].items() if sizes.head_dim <= largest))
-    if kernel == "dkv" and math.prod(cut.grid(kernel, sizes)) < ENOUGH_FOR_GROUPS:
-        cut = cut._replace(shares=sizes.group)
-    while kernel != "forward" and cut.walks < MAX_WALKS and math.prod(cut.grid(kernel, sizes)) < ENOUGH_WORKGROUPS:
+def cut_for(kernel: str, problem) -> Cut:
+    cut = Cut(next(tile for largest, tile in TILES[kernel].items() if problem.head_dim <= largest))
+    if kernel == "dkv" and math.prod(cut.grid(kernel, problem)) < ENOUGH_FOR_GROUPS:
+        cut = cut._replace(shares=problem.group)
+    while kernel != "forward" and cut.walks < MAX_WALKS and math.prod(cut.grid(kernel, problem)) < ENOUGH_WORKGROUPS:
         cut = cut._replace(walks=2 * cut.walks)
     return cut
 
 
-def _record(plan, kernel, cut, sizes, scale, products, residues=0, **tensors):
+def _record(plan, kernel, cut, problem, products, residues=0, options=None, **tensors):
+    scale, softcap, windowed = problem.scale, problem.softcap, problem.reach < problem.slots
     params = {
-        "rows": sizes.rows,
-        "slots": sizes.slots,
-        "row_ld": sizes.row_ld,
-        "slot_ld": sizes.slot_ld,
-        "heads": sizes.heads,
+        "rows": problem.rows,
+        "slots": problem.slots,
+        "row_ld": problem.row_ld,
+        "slot_ld": problem.slot_ld,
+        "heads": problem.heads,
         "splits": cut.parts,
         "walks": cut.walks,
         "residues": residues,
         "scale": scale,
-        "scale2": scale / math.log(2),
+        "scale2": (softcap or scale) / math.log(2),
     }
+    if windowed:
+        params["window"] = problem.reach
+    if softcap:
+        params["squash"] = scale / softcap
     template = {
-        "head_dim": sizes.head_dim,
-        "group": sizes.group // cut.shares,
+        "head_dim": problem.head_dim,
+        "group": problem.group // cut.shares,
         "software": plan.device.capabilities.software,
+        "windowed": windowed,
+        "capped": bool(softcap),
         **cut.tile._asdict(),
+        **(options or {}),
     }
     plan.record(
         f"attention_flash_{kernel}",
         "main",
-        cut.grid(kernel, sizes),
+        cut.grid(kernel, problem),
         params=params,
         template=template,
-        flops=sizes.flops(products),
+        flops=problem.flops(products),
         **tensors,
     )
 
@@ -108,7 +116,7 @@ def _parts(workspace, totals, cut):
     return {name: workspace.take((cut.parts, *x.shape), "f32", f"parts of {name}") for name, x in totals.items()}
 
 
-def _sum_parts(plan, workspace, totals, parts, cut):
+def _sum_parts(plan, workspace, totals, parts, cut, accumulate=False):
     for name, total in totals.items() if cut.parts > 1 else ():
         plan.record(
             "sum_parts",
@@ -116,18 +124,19 @@ def _sum_parts(plan, workspace, totals, parts, cut):
             fold_elements(total.size),
             total=total,
             parts=parts[name],
-            params={"count4": total.size // 4, "parts": cut.parts},
+            params={"count4": total.size // 4, "parts": cut.parts, "accumulate": accumulate},
         )
         workspace.give(parts[name])
 
 
-def _stats(plan, stats, dout, out, lse, kv_start, sizes):
-    unit, element = (4, "vec4<f32>") if sizes.head_dim % 4 == 0 else (1, "f32")
-    params = {"rows": sizes.rows, "heads": sizes.heads, "head": sizes.head_dim // unit, "ld": sizes.row_ld // unit}
+def _stats(plan, stats, dout, out, lse, kv_start, problem):
+    unit, element = (4, "vec4<f32>") if problem.head_dim % 4 == 0 else (1, "f32")
+    sizes = {"rows": problem.rows, "heads": problem.heads}
+    params = sizes | {"head": problem.head_dim // unit, "ld": problem.row_ld // unit}
     plan.record(
         "attention_stats",
         "forward",
-        fold(-(-sizes.rows * sizes.heads // 16)),
+        fold(-(-problem.rows * problem.heads // 16)),
         params=params,
         template={"element": element},
         stats=stats,
@@ -138,13 +147,12 @@ def _stats(plan, stats, dout, out, lse, kv_start, sizes):
     )
 
 
-def forward(plan, sizes, scale, workspace, *, out, lse, q, kcache, vcache, slot, kv_start):
+def forward(plan, problem, workspace, *, out, lse, q, kcache, vcache, slot, kv_start):
     _record(
         plan,
         "forward",
-        cut_for("forward", sizes),
-        sizes,
-        scale,
+        cut_for("forward", problem),
+        problem,
         2,
         out=out,
         lse=lse,
@@ -157,18 +165,35 @@ def forward(plan, sizes, scale, workspace, *, out, lse, q, kcache, vcache, slot,
 
 
 def backward(
-    plan, sizes, scale, workspace, *, dq, dk, dv, dout, out, lse, q, kcache, vcache, slot, kv_start, segment_end
+    plan,
+    problem,
+    workspace,
+    accumulate_kv,
+    *,
+    dq,
+    dk,
+    dv,
+    dout,
+    out,
+    lse,
+    q,
+    kcache,
+    vcache,
+    slot,
+    kv_start,
+    segment_end,
 ):
-    cut, cut_dkv = cut_for("dq", sizes), cut_for("dkv", sizes)
-    stats = workspace.take((1 + cut.walks, sizes.rows, sizes.heads, 4), "u32", "attention stats")
-    _stats(plan, stats, dout, out, lse, kv_start, sizes)
+    cut, cut_dkv = cut_for("dq", problem), cut_for("dkv", problem)
+    stats = workspace.take((1 + cut.walks, problem.rows, problem.heads, 4), "u32", "attention stats")
+    _stats(plan, stats, dout, out, lse, kv_start, problem)
     inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
     totals = {"dq": dq}
     parts = _parts(workspace, totals, cut)
-    _record(plan, "dq", cut, sizes, scale, 3, **parts, **inputs)
+    _record(plan, "dq", cut, problem, 3, **parts, **inputs)
     _sum_parts(plan, workspace, totals, parts, cut)
     totals = {"dk": dk, "dv": dv}
     parts = _parts(workspace, totals, cut_dkv)
-    _record(plan, "dkv", cut_dkv, sizes, scale, 4, residues=cut.walks, segment_end=segment_end, **parts, **inputs)
-    _sum_parts(plan, workspace, totals, parts, cut_dkv)
+    options = {"accumulate": accumulate_kv and cut_dkv.parts == 1}
+    _record(plan, "dkv", cut_dkv, problem, 4, cut.walks, options, segment_end=segment_end, **parts, **inputs)
+    _sum_parts(plan, workspace, totals, parts, cut_dkv, accumulate_kv)
     workspace.give(stats)

@@ -1,7 +1,8 @@
 """Attention of M query rows against a KV cache of S slots: step by step, and from what flash attention saves.
 
     z[h,t,j]  = scale * q[t,h] . k[j,h/G]                for kv_start[t] <= j <= slot[t], otherwise -inf
-    score     = softcap * tanh(z / softcap)              when softcap > 0, otherwise z
+                                                         with a window, j > slot[t] - window too
+    score     = softcap * tanh(z / softcap)              with a softcap, otherwise z
     attn      = exp(score - lse)                         lse = log(sum_j exp(score))
     out[t,h]  = sum_j attn[h,t,j] v[j,h/G]
 
@@ -36,17 +37,18 @@ def sum_groups(x, n_kv_heads):
     return flat(x.reshape(n_kv_heads, -1, *x.shape[1:]).sum(1))
 
 
-def visible(slot, kv_start, slots):
-    """-> bool [M, S]: the cache slots that each query row attends to."""
-    j = np.arange(slots)
-    return (np.asarray(kv_start)[:, None] <= j) & (j <= np.asarray(slot)[:, None])
+def visible(slot, kv_start, slots, window=None):
+    """-> bool [M, S]: the cache slots that each query row attends to, at most `window` if given."""
+    j, slot = np.arange(slots), np.asarray(slot)[:, None]
+    seen = (np.asarray(kv_start)[:, None] <= j) & (j <= slot)
+    return seen & (j > slot - window) if window else seen
 
 
-def attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap=0.0):
+def attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, window=None, softcap=None):
     """-> scores [NH, M, S], -inf for slots that a row does not see."""
     z = scale * heads(q, n_heads) @ shared_heads(k, n_heads, n_kv_heads).swapaxes(1, 2)
     score = softcap * np.tanh(z / softcap) if softcap else z
-    return np.where(visible(slot, kv_start, len(k)), score, -np.inf)
+    return np.where(visible(slot, kv_start, len(k), window), score, -np.inf)
 
 
 def attention_softmax_forward(scores):
@@ -73,7 +75,7 @@ def attention_softmax_backward(dattn, attn):
     return attn * (dattn - (attn * dattn).sum(-1, keepdims=True))
 
 
-def attention_scores_backward(dscores, q, k, n_heads, n_kv_heads, scale, softcap=0.0):
+def attention_scores_backward(dscores, q, k, n_heads, n_kv_heads, scale, softcap=None):
     """dscores [NH, M, S], 0 for slots that a row does not see -> dq [M, NH*HD], dk [S, NKV*HD]."""
     q, k = heads(q, n_heads), shared_heads(k, n_heads, n_kv_heads)
     if softcap:
@@ -81,10 +83,10 @@ def attention_scores_backward(dscores, q, k, n_heads, n_kv_heads, scale, softcap
     return flat(scale * dscores @ k), sum_groups(scale * dscores.swapaxes(1, 2) @ q, n_kv_heads)
 
 
-def attention_forward(q, k, v, slot, kv_start, n_heads, n_kv_heads, scale, softcap=0.0):
+def attention_forward(q, k, v, slot, kv_start, n_heads, n_kv_heads, scale, window=None, softcap=None):
     """-> out [M, NH*HD], lse [NH, M], which is what flash attention saves."""
     attn, lse = attention_softmax_forward(
-        attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap)
+        attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, window, softcap)
     )
     return attention_apply_forward(attn, v, n_kv_heads), lse
 
@@ -94,9 +96,9 @@ def attention_delta(dout, out, n_heads):
     return heads(dout * out, n_heads).sum(-1)
 
 
-def attention_backward(dout, q, k, v, out, lse, slot, kv_start, n_heads, n_kv_heads, scale, softcap=0.0):
+def attention_backward(dout, q, k, v, out, lse, slot, kv_start, n_heads, n_kv_heads, scale, window=None, softcap=None):
     """The same gradient, computed only from q, k, v, out and lse -> dq [M, NH*HD], dk, dv [S, NKV*HD]."""
-    scores = attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, softcap)
+    scores = attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, window, softcap)
     attn = np.exp(scores - lse[..., None])
     dattn, dv = attention_apply_backward(dout, attn, v, n_kv_heads)
     dscores = attn * (dattn - attention_delta(dout, out, n_heads)[..., None])

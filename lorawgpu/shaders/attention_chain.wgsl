@@ -1,22 +1,27 @@
 // uses: common/exp.wgsl
+// uses: common/tanh.wgsl
 // Attention as a chain of separate products, to check flash attention against. Equations: reference/attention.py.
 //   scores            weights[h,t,j] = scale * sum_d x[t,h,d] cache[j,h/G,d]       (q.k, and dout.v for dattn)
+//   capped_scores     weights = softcap tanh(those / softcap)
 //   softmax           weights -> attn, in place; lse[t,h] = (max_j weights / ln 2, 1 / sum_j exp(weights - max))
 //   apply             row_out[t,h,d] = scale * sum_j attn[h,t,j] cache[j,h/G,d]    (out, and dq from dscores)
 //   softmax_backward  weights = attn (weights - sum_j attn weights), in place      (dattn -> dscores)
+//   softcap_slope     weights *= 1 - tanh(scale * sum_d x[t,h,d] cache[j,h/G,d] / softcap)^2       (dscores -> dz)
 //   apply_transposed  slot_out[j,d] = scale * sum over G heads and t of attn[h,t,j] x[t,h,d]   (dv; dk from dscores)
 // x, row_out [rows, row_ld]; cache, slot_out [slots, slot_ld]; weights, attn [heads, rows, span], span >= slots.
-// Row t sees slots kv_start[t] .. slot[t]. `scores` writes only tiles that some row sees; both softmax kernels write
-// every weight, 0 for slots that a row does not see. apply_transposed needs slot[t] = t and segment_end <= rows.
-// Grid, 16 x 16 tiles: scores (slots, rows, heads); apply (head_dim, rows, heads); apply_transposed (head_dim, slots,
+// Row t sees the last `window` of slots kv_start[t] .. slot[t]. What computes scores visits only tiles that some row
+// sees; both softmax kernels write every weight, 0 for slots that a row does not see. apply_transposed needs slot[t] = t
+// and segment_end <= rows; with `accumulate` it adds to slot_out.
+// Grid, 16 x 16 tiles: of scores (slots, rows, heads); apply (head_dim, rows, heads); apply_transposed (head_dim, slots,
 // kv heads). Both softmax kernels: one workgroup per row, (rows, heads). Saved: lse.
 // uses: common/reduce.wgsl
 
 const WG: u32 = 256u;
 const TILE: u32 = 16u;
+const NONE: u32 = 0xffffffffu;
 
 struct Params { rows: u32, slots: u32, span: u32, heads: u32, group: u32, head_dim: u32, row_ld: u32, slot_ld: u32,
-                scale: f32 }
+                scale: f32, window: u32, softcap: f32, accumulate: u32 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> slot: array<u32>;
@@ -49,24 +54,36 @@ fn attn_at(h: u32, t: u32, j: u32) -> f32 {
     return attn[(h * params.rows + t) * params.span + j];
 }
 
+fn first_slot(t: u32) -> u32 { return max(kv_start[t], slot[t] - min(slot[t], params.window - 1u)); }
+
 // The first and the last slot that any of the rows t0 .. t0+15 sees.
 fn tile_range(t0: u32) -> vec2<u32> {
     var lo = 0xffffffffu;
     var hi = 0u;
     for (var t = t0; t < min(t0 + TILE, params.rows); t++) {
-        lo = min(lo, kv_start[t]);
+        lo = min(lo, first_slot(t));
         hi = max(hi, slot[t]);
     }
     return vec2(lo, min(hi, params.slots - 1u));
 }
 
-@compute @workgroup_size(16, 16)
-fn scores(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) lid: vec3<u32>) {
+// Whether a row of the tile of scores sees a slot of it. Uniform: it depends only on wid.
+fn tile_is_seen(wid: vec3<u32>) -> bool {
+    let range = tile_range(wid.y * TILE);
+    return wid.x * TILE <= range.y && wid.x * TILE + TILE > range.x;
+}
+
+// Where this thread's pair (t, j) of the tile lies in `weights`; NONE if there is no such pair.
+fn weight_index(wid: vec3<u32>, lid: vec3<u32>) -> u32 {
     let t = wid.y * TILE + lid.y;
     let j = wid.x * TILE + lid.x;
+    return select(NONE, (wid.z * params.rows + t) * params.span + j, t < params.rows && j < params.slots);
+}
+
+// scale * x . cache of this thread's pair.
+fn tile_score(wid: vec3<u32>, lid: vec3<u32>) -> f32 {
+    let t = wid.y * TILE + lid.y;
     let h = wid.z;
-    let range = tile_range(wid.y * TILE);
-    if (wid.x * TILE > range.y || wid.x * TILE + TILE <= range.x) { return; } // uniform: depends only on wid
     var sum = 0.0;
     for (var d = 0u; d < params.head_dim; d += TILE) {
         left[lid.y][lid.x] = row_at(t, h, d + lid.x);
@@ -75,14 +92,38 @@ fn scores(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) l
         for (var k = 0u; k < TILE; k++) { sum = fma(left[lid.y][k], right[lid.x][k], sum); }
         workgroupBarrier();
     }
-    if (t < params.rows && j < params.slots) { weights[(h * params.rows + t) * params.span + j] = params.scale * sum; }
+    return params.scale * sum;
+}
+
+@compute @workgroup_size(16, 16)
+fn scores(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) lid: vec3<u32>) {
+    if (!tile_is_seen(wid)) { return; }
+    let score = tile_score(wid, lid);
+    let at = weight_index(wid, lid);
+    if (at != NONE) { weights[at] = score; }
+}
+
+@compute @workgroup_size(16, 16)
+fn capped_scores(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) lid: vec3<u32>) {
+    if (!tile_is_seen(wid)) { return; }
+    let score = tile_score(wid, lid);
+    let at = weight_index(wid, lid);
+    if (at != NONE) { weights[at] = params.softcap * exact_tanh(vec4(score / params.softcap)).value.x; }
+}
+
+@compute @workgroup_size(16, 16)
+fn softcap_slope(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) lid: vec3<u32>) {
+    if (!tile_is_seen(wid)) { return; }
+    let score = tile_score(wid, lid);
+    let at = weight_index(wid, lid);
+    if (at != NONE) { weights[at] *= exact_tanh(vec4(score / params.softcap)).slope.x; }
 }
 
 @compute @workgroup_size(WG)
 fn softmax(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let t = wid.x;
     let base = (wid.y * params.rows + t) * params.span;
-    let lo = kv_start[t];
+    let lo = first_slot(t);
     let hi = min(slot[t], params.slots - 1u);
     var top = -3.4e38;
     for (var j = lo + lane; j <= hi; j += WG) { top = max(top, weights[base + j]); }
@@ -124,7 +165,7 @@ fn apply(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_id) li
 fn softmax_backward(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let t = wid.x;
     let base = (wid.y * params.rows + t) * params.span;
-    let lo = kv_start[t];
+    let lo = first_slot(t);
     let hi = min(slot[t], params.slots - 1u);
     var sum = 0.0;
     for (var j = lo + lane; j <= hi; j += WG) { sum = fma(attn[base + j], weights[base + j], sum); }
@@ -141,7 +182,7 @@ fn apply_transposed(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invoca
     let j0 = wid.y * TILE;
     let d = wid.x * TILE + lid.x;
     var end = 0u;
-    for (var j = j0; j < min(j0 + TILE, params.slots); j++) { end = max(end, segment_end[j]); }
+    for (var j = j0; j < min(j0 + TILE, params.slots); j++) { end = max(end, min(segment_end[j], j + params.window)); }
     end = min(end, params.rows);
     var sum = 0.0;
     for (var h = wid.z * params.group; h < (wid.z + 1u) * params.group; h++) {
@@ -156,7 +197,12 @@ fn apply_transposed(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invoca
     let j = j0 + lid.y;
     if (j >= params.slots) { return; }
     let width = params.heads / params.group * params.head_dim;
-    if (d < params.head_dim) { slot_out[j * params.slot_ld + wid.z * params.head_dim + d] = params.scale * sum; }
+    let at = j * params.slot_ld + wid.z * params.head_dim + d;
+    if (d < params.head_dim && params.accumulate != 0u) {
+        slot_out[at] += params.scale * sum;
+    } else if (d < params.head_dim) {
+        slot_out[at] = params.scale * sum;
+    }
     if (width == (wid.z + 1u) * params.head_dim && wid.x == 0u && width + lid.x < params.slot_ld) {
         slot_out[j * params.slot_ld + width + lid.x] = 0.0;
     }

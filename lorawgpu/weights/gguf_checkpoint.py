@@ -96,6 +96,6 @@ def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of q or k `[heads*HD, in]`, or of its bias, from llama.cpp's interleaved RoPE to half-split RoPE."""
+    """Reorder the rows of q or k `[heads*HD, in]`, or its bias, from llama.cpp's interleaved RoPE to half-split RoPE."""
     rows, *width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, *width).swapaxes(1, 2).reshape(rows, *width)
