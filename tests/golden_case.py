@@ -29,6 +29,15 @@ FAMILY_CASES = (
     "olmo3",
     "granite",
     "granite4",
+    # Ours, by scripts/make_golden.py.
+    "qwen2_yarn",
+    "qwen2_window",
+    "gemma3_multimodal",
+    "ministral3",
+    "smollm3_window",
+    "phi3_plain",
+    "phi3_mixed",
+    "granite4_nope",
 )
 SMALL_CASES = ("bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense")
 

@@ -43,6 +43,7 @@ FAMILIES = {
     "Phi-3": ("partial", 24, 8, 96),
     "Granite": ("scaled values", 32, 8, 80),
     "SmolLM3": ("unrotated", 16, 4, 128),
+    "Ministral 3": ("scaled queries", 32, 8, 128),
 }
 
 
@@ -116,6 +117,7 @@ def test_constants_lie_in_the_columns_of_qkv():
         ({"head_dim": 7}, "heads of 7"),
         ({"rot": 3}, "of which 3 rotate"),
         ({"rot": 10}, "of which 10 rotate"),
+        ({"rot": 4, "q_table": True}, "a table for q with 4 of 8"),
         ({"norm": "both"}, "norm 'both'"),
         ({"norm": "row", "v_norm": True}, "norm 'row' with v_norm True"),
         ({"kv_heads": 0}, "0 key heads, with k from 32"),

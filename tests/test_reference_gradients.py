@@ -135,8 +135,9 @@ def rope_case():
 
 
 def heads_case(whole):
-    """Three heads of 8, of which 6 dimensions rotate: a bias, a norm of each head or of the whole row, a scale."""
-    tables, weight = rope_tables([0, 5, 2], rope_inv_freq(100.0, 6)), normal(24 if whole else 8)
+    """Three heads of 8, of which 6 dimensions rotate: a bias, a norm of each head or of the whole row, scales."""
+    by_position, weight = np.array([[1.0], [1.3], [0.7]]), normal(24 if whole else 8)
+    tables = [by_position * table for table in rope_tables([0, 5, 2], rope_inv_freq(100.0, 6))]
     options = {"bias": normal(24, seed=1), "weight": weight, "eps": 0.1, "tables": tables, "scale": 0.3}
 
     def without(**changes):

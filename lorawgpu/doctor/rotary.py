@@ -19,6 +19,8 @@ VARIANTS = {
     "partial": {"rot": 0.5, "tight": True},
     "biased": {"bias": True},
     "scaled values": {"v_scale": 0.3},
+    "scaled queries": {"q_table": True},
+    "scaled queries, normed": {"q_table": True, "bias": True, "norm": "head"},
     "normed": {"norm": "head"},
     "normed rows": {"norm": "row"},
     "normed values": {"norm": "head", "v_norm": True},
@@ -44,8 +46,8 @@ def layout(variant: str, heads: int, kv_heads: int, head_dim: int) -> tuple[Head
     return made, padded(Q + keys * (1 + values) * KV)
 
 
-def parts(h: Heads, tables) -> dict:
-    """Name -> (columns in qkv, keywords of reference.heads_forward), with random constants."""
+def parts(h: Heads, tables: dict) -> dict:
+    """Name -> (columns in qkv, keywords of reference.heads_forward), with random constants. tables: those of q and k."""
     found = {"q": (0, h.q_width)}
     if h.kv_heads:
         found |= {"k": (h.k_off, h.kv_width), "v": (h.k_off if h.v_off is None else h.v_off, h.kv_width)}
@@ -56,7 +58,7 @@ def parts(h: Heads, tables) -> dict:
             options |= {"scale": h.v_scale, "weight": np.ones(h.head_dim) if h.v_norm else None}
         else:
             width = width if h.norm == "row" else h.head_dim
-            options |= {"tables": tables, "weight": normal(width, seed=ord(name)) if h.norm else None}
+            options |= {"tables": tables[name], "weight": normal(width, seed=ord(name)) if h.norm else None}
         made[name] = slice(start, start + found[name][1]), options
     return made
 
@@ -69,8 +71,9 @@ def rotary(lab, variant, rows, heads, kv_heads, head_dim, first, slots, gain=1.0
     h, ld = layout(variant, heads, kv_heads, head_dim)
     slot, position = np.arange(rows, dtype=np.int32)[::-1] + first, np.arange(rows, dtype=np.int32) * 37 % 4096
     frequencies = reference.rope_inv_freq(THETA, h.rot) if h.rot else np.zeros(0)
-    tables = tuple(FACTOR * t for t in reference.rope_tables(position, frequencies)) if h.rot else None
-    pieces = parts(h, tables)
+    q_scale = 1 + np.arange(4096) / 4096 if h.q_table else np.ones(4096)
+    turned = tuple(FACTOR * t for t in reference.rope_tables(position, frequencies)) if h.rot else None
+    pieces = parts(h, {"q": turned and [q_scale[position][:, None] * t for t in turned], "k": turned})
     qkv, dq, old = gain * normal(rows, ld), normal(rows, h.q_width, seed=1), normal(slots, padded(h.kv_width), seed=4)
     grads = {"q": dq} | {name: normal(slots, h.kv_width, seed=i) for i, name in ((2, "k"), (3, "v")) if name in pieces}
     outputs = {"q": lab.rows(rows, h.q_width)}
@@ -82,7 +85,9 @@ def rotary(lab, variant, rows, heads, kv_heads, head_dim, first, slots, gain=1.0
         weights = {f"{n}_norm": o["weight"] for n, (_, o) in pieces.items() if n != "v" and h.norm}
         own = [o["bias"] for n, (_, o) in pieces.items() if n != "v" or h.v_off is not None]
         constants = lab.input(head_constants(h, ld, **weights, bias=own))
-    table = lab.input(rope_table(frequencies, max(position) + 1, FACTOR)) if h.rot else None
+    positions = max(position) + 1
+    own = q_scale[:positions] if h.q_table else None
+    table = lab.input(rope_table(frequencies, positions, FACTOR, own)) if h.rot else None
     index = lab.input(position), lab.input(slot), table
     gx, sizes = lab.input(qkv), {"rows": rows, "heads": h, "constants": constants}
     k, v = (outputs[name].exact if name in outputs else None for name in "kv")

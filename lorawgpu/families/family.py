@@ -101,7 +101,9 @@ def read_sizes(keys: Keys) -> dict:
 
 def read_equal_layers(keys: Keys, norms: Norms, **options) -> tuple[LayerSpec, ...]:
     """The layer specs of a config.json whose layers are all the same. options: arguments of `equal_layers`."""
-    options = {"rope": read_rope(keys), "act": keys.activation(), "norms": norms} | options
+    if "rope" not in options:
+        options["rope"] = read_rope(keys)
+    options = {"act": keys.activation(), "norms": norms} | options
     return equal_layers(keys.integer("num_hidden_layers"), **read_sizes(keys), **options)
 
 

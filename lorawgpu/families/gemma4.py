@@ -11,6 +11,7 @@ from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.keys import GELU, Keys
 from lorawgpu.families.rope import read_rope
 from lorawgpu.families.spec import AttentionSpec, LayerSpec, MlpSpec, Norms, Paths
+from lorawgpu.files.untrusted import brief
 
 NORMS = Norms(
     mlp_in="pre_feedforward_layernorm",
@@ -47,19 +48,40 @@ def read_layers(keys: Keys) -> tuple[LayerSpec, ...]:
         raise UserError(
             f"{keys.source}: num_kv_shared_layers leaves no {sorted(missing)[0]} layer with keys and values of its own."
         )
-    attention = {kind: _attention(keys, kind) for kind in dict.fromkeys(kinds)}
+    attention = {LOCAL: _local(keys), GLOBAL: _global(keys, kinds)}
     return tuple(_layer(keys, attention, kinds, index, own) for index in range(count))
 
 
-def _attention(keys: Keys, kind: str) -> AttentionSpec:
+def _local(keys: Keys) -> AttentionSpec:
     heads, kv_heads, head_dim = (keys.integer(k) for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    if kind == LOCAL:
-        return AttentionSpec(heads, kv_heads, head_dim, 1.0, read_rope(keys, LOCAL), keys.window(), v_norm=True)
-    head_dim, shared = keys.integer("global_head_dim"), keys.flag("attention_k_eq_v")
-    if shared:
-        kv_heads = keys.integer("num_global_key_value_heads", default=kv_heads)
-    sized = Keys(keys.data | {"head_dim": head_dim}, keys.source)
-    return AttentionSpec(heads, kv_heads, head_dim, 1.0, read_rope(sized, GLOBAL), v_norm=True, v_from_k=shared)
+    return AttentionSpec(heads, kv_heads, head_dim, 1.0, read_rope(keys, LOCAL), keys.window(), v_norm=True)
+
+
+def _global(keys: Keys, kinds: list[str]) -> AttentionSpec:
+    heads, shared = keys.integer("num_attention_heads"), keys.flag("attention_k_eq_v")
+    keys = Keys(keys.data | _global_sizes(keys, kinds), keys.source)
+    kv_heads, head_dim = keys.integer("num_key_value_heads"), keys.integer("head_dim")
+    return AttentionSpec(heads, kv_heads, head_dim, 1.0, read_rope(keys, GLOBAL), v_norm=True, v_from_k=shared)
+
+
+def _global_sizes(keys: Keys, kinds: list[str]) -> dict:
+    """What replaces `head_dim` and `num_key_value_heads` in global layers.
+
+    Published files have keys of their own for it; transformers 5 saves `per_layer_config`: index -> the layer's sizes.
+    """
+    given = keys.data.get("per_layer_config")
+    if given is None:
+        heads = keys.data.get("num_global_key_value_heads") if keys.flag("attention_k_eq_v") else None
+        return {"head_dim": keys.integer("global_head_dim")} | ({} if heads is None else {"num_key_value_heads": heads})
+    last = len(kinds) - 1  # always a global layer
+    sizes = given.get(str(last), {}) if isinstance(given, dict) else None
+    wanted = {str(i): sizes for i, kind in enumerate(kinds) if kind == GLOBAL} if sizes else {}
+    if not isinstance(sizes, dict) or given != wanted or set(sizes) - {"head_dim", "num_key_value_heads"}:
+        raise UserError(
+            f"{keys.source}: per_layer_config is {brief(given)}; wanted the same head_dim and num_key_value_heads for "
+            "all full_attention layers, and none for others."
+        )
+    return sizes
 
 
 def _layer(keys: Keys, attention: dict, kinds: list[str], index: int, own: int) -> LayerSpec:
@@ -187,5 +209,14 @@ FAMILY = Family(
         ),
     ),
     config_json=config_json,
-    reads=frozenset({"sliding_window", "layer_types", "final_logit_softcapping", "use_bidirectional_attention"}),
+    reads=frozenset(
+        {
+            "sliding_window",
+            "layer_types",
+            "final_logit_softcapping",
+            "use_bidirectional_attention",
+            "per_layer_config",
+            "partial_rotary_factor",
+        }
+    ),  # fmt: skip
 )

@@ -43,6 +43,8 @@ OPTIONS = {
     "num_experts": ("mixture of experts", (None, 0, 1)),
     "enable_moe_block": ("mixture of experts", (None, False)),
     "use_bidirectional_attention": ("bidirectional attention", (None, False)),
+    "is_causal": ("bidirectional attention", (None, True)),
+    "per_layer_config": ("sizes by layer", (None, {})),
 }
 
 

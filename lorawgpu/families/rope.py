@@ -24,7 +24,7 @@ class Rope:
     all. factor: by how much the context was stretched; `yarn` blends between the pairs low_freq_factor and
     high_freq_factor, `llama3` between wavelengths given by them. attention_factor multiplies cosines and sines.
     long_factors: `longrope`'s divisors for a sequence longer than original_max_position_embeddings; freq_factors those
-    of the others. GGUF also stores the stretching of `llama3` as freq_factors.
+    of the others. GGUF also stores the stretching of `llama3` as freq_factors. query_beta: of `query_scale`.
     """
 
     theta: float
@@ -38,6 +38,7 @@ class Rope:
     attention_factor: float = 1.0
     rotary_dim: int | None = None
     partial: float = 1.0  # `proportional`: the fraction of pairs that rotate
+    query_beta: float = 0.0
 
     def rotary(self, head_dim: int) -> int:
         """The number of dimensions of a head that rotate; pairs are (i, i + rotary / 2)."""
@@ -47,6 +48,12 @@ class Rope:
     def switches(self) -> bool:
         """Whether frequencies depend on the length of the sequence."""
         return self.long_factors is not None
+
+    def query_scale(self, position: np.ndarray) -> np.ndarray:
+        """Ministral 3's factor of the queries at a position: 1 + beta ln(1 + floor(position / original))."""
+        if not self.query_beta:
+            return np.ones(len(position))
+        return 1.0 + self.query_beta * np.log1p(np.asarray(position) // self.original_max_position_embeddings)
 
     def inv_freq(self, head_dim: int, long: bool = False) -> np.ndarray:
         """Angular frequency of each pair, float64 `[rotary/2]`: `theta^(-2i/rotary)`, then scaled.
@@ -77,13 +84,13 @@ class Rope:
 
 
 def read_rope(keys: Keys, layer_type: str | None = None, **defaults) -> Rope:
-    """The RoPE of the layers of `layer_type`: `rope_parameters`, or else `rope_theta` and `rope_scaling`.
+    """The RoPE of the layers of `layer_type`: `rope_scaling`, or else `rope_parameters`, and `rope_theta`.
 
-    `rope_parameters` wins, as in transformers, and may be nested by layer type. `defaults`: settings that hold where
+    `rope_scaling` wins, as in transformers; either may be nested by layer type. `defaults`: settings that hold where
     the file says nothing, such as `rope_theta`.
     """
     data, source = keys.data, keys.source
-    spelling = "rope_parameters" if data.get("rope_parameters") else "rope_scaling"
+    spelling = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
     settings = data.get(spelling) or {}
     if not isinstance(settings, dict):
         raise UserError(f"{source}: {spelling} is {brief(settings)}; wanted an object of settings.")
@@ -124,7 +131,17 @@ def _rope(inner: Keys, keys: Keys) -> Rope:
                 "wanted an even number."
             )
     read = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}.get(kind)
-    return read(rope, inner, keys) if read else rope
+    return _scaled_queries(read(rope, inner, keys) if read else rope, inner)
+
+
+def _scaled_queries(rope: Rope, inner: Keys) -> Rope:
+    name = "llama_4_scaling_beta"
+    if not inner.data.get(name):
+        return rope
+    if rope.rotary_dim is not None:
+        raise UserError(f"{inner.source}: {name} together with partial_rotary_factor is not supported.")
+    original = inner.number("original_max_position_embeddings")
+    return replace(rope, query_beta=inner.number(name), original_max_position_embeddings=int(original))
 
 
 def _linear(rope: Rope, inner: Keys, keys: Keys) -> Rope:

@@ -8,6 +8,7 @@ from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, common_js
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.llama import LAYER_NAMES, NORMS
 from lorawgpu.families.qwen import with_windows
+from lorawgpu.families.rope import Rope
 from lorawgpu.families.spec import LayerSpec
 from lorawgpu.files.untrusted import brief
 
@@ -29,7 +30,8 @@ def read_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 
 
 def without_rope(layer: LayerSpec) -> LayerSpec:
-    rope = replace(layer.attention.rope, kind="none")
+    """The layer without RoPE, and so without what a stretched RoPE multiplies its cosines and sines by."""
+    rope = Rope(layer.attention.rope.theta, "none")
     return replace(layer, attention=replace(layer.attention, rope=rope))
 
 

@@ -22,14 +22,17 @@ class RopeTables:
         for spec in dict.fromkeys(layer.attention for layer in config.layers):
             if self._key(spec) not in self._tables:
                 rope = spec.rope
-                tables = [
-                    rope_table(rope.inv_freq(spec.head_dim, long), positions) for long in (False, True)[: 1 + switches]
-                ]
-                table = np.concatenate(tables) * np.float32(rope.attention_factor)
+                q_scale = rope.query_scale(np.arange(positions)) if rope.query_beta else None
+                table = np.concatenate(
+                    [
+                        rope_table(rope.inv_freq(spec.head_dim, long), positions, rope.attention_factor, q_scale)
+                        for long in (False, True)[: 1 + switches]
+                    ]
+                )
                 self._tables[self._key(spec)] = device.upload(table, label="rope table", kind="step")
 
     def of(self, spec: AttentionSpec) -> Tensor:
-        """f32 [rows, rotary]: cos, then sin, times the RoPE's attention factor."""
+        """f32 [rows, rotary]: cos, then sin, times the RoPE's attention factor (ops.rope.rope_table)."""
         return self._tables[self._key(spec)]
 
     def rows_of(self, position: np.ndarray, length: np.ndarray) -> np.ndarray:

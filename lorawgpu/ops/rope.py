@@ -34,6 +34,7 @@ class Heads:
     bias: bool = False  # frozen: it has no gradient
     eps: float = 0.0  # of all norms
     v_scale: float = 1.0
+    q_table: bool = False  # q has cosines and sines of its own: the table's columns [rot, 2 rot); k has the first rot
 
     def __post_init__(self):
         if self.head_dim % 2 or self.rot % 2 or not 0 <= self.rot <= self.head_dim:
@@ -42,6 +43,8 @@ class Heads:
             raise ValueError(f"norm {self.norm!r} with v_norm {self.v_norm}: wanted None, 'head', or 'row' without it")
         if (self.k_off is None) != (not self.kv_heads) or (self.v_off is not None and not self.kv_heads):
             raise ValueError(f"{self.kv_heads} key heads, with k from {self.k_off} and v from {self.v_off}")
+        if self.q_table and self.rot != self.head_dim:
+            raise ValueError(f"a table for q with {self.rot} of {self.head_dim} dimensions rotating: wanted all")
 
     @property
     def q_width(self) -> int:
@@ -54,7 +57,7 @@ class Heads:
     @property
     def plain(self) -> bool:
         """Whether all of q and k rotates and nothing else is asked for."""
-        extra = self.norm or self.v_norm or self.bias or self.v_scale != 1
+        extra = self.norm or self.v_norm or self.bias or self.v_scale != 1 or self.q_table
         return not extra and self.v_off is not None and self.rot == self.head_dim
 
     @property
@@ -67,14 +70,23 @@ class Heads:
         """Rows of the tensor `constants`."""
         return (self.norm is not None) + self.bias
 
+    @property
+    def table_width(self) -> int:
+        """Columns of the tensor `table`."""
+        return self.rot * (1 + self.q_table)
 
-def rope_table(inv_freq: np.ndarray, positions: int, factor: float = 1.0) -> np.ndarray:
+
+def rope_table(inv_freq: np.ndarray, positions: int, factor: float = 1.0, q_scale=None) -> np.ndarray:
     """cos, then sin, of position * inv_freq, both times `factor`: float32 [positions, rot], computed in float64.
 
     inv_freq: float64 [rot/2], scaling included (`Rope.inv_freq`). factor: the attention factor of YaRN and LongRoPE.
+    q_scale: float64 [positions], the factors of q (`Rope.query_scale`): then [positions, 2 rot], as `Heads.q_table`.
     """
     angle = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(inv_freq, np.float64)
-    return (factor * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)).astype(np.float32)
+    table = factor * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+    if q_scale is not None:
+        table = np.concatenate([table, q_scale[:, None] * table], axis=1)
+    return table.astype(np.float32)
 
 
 def head_constants(heads: Heads, ld: int, *, q_norm=None, k_norm=None, bias=None) -> np.ndarray:
@@ -106,7 +118,8 @@ def rope_forward(
 ):
     """Write q [rows, padded(NH*HD)], and row slot[t] of kcache and vcache [cache_rows, padded(KV*HD)] for token t.
 
-    qkv [rows, ld]; position, slot i32 [rows]; table [positions, rot] from `rope_table`, longer than any position;
+    qkv [rows, ld]; position, slot i32 [rows]; table [positions, heads.table_width] from `rope_table`, longer than any
+    position;
     constants [heads.constant_rows, ld] from `head_constants`. A slot outside the cache is not written.
     What `heads` has no use for may be None: constants; kcache, vcache and slot without keys; position and table if
     nothing rotates. ValueError for a tensor of another shape.
@@ -177,7 +190,7 @@ def _check(heads: Heads, rows, qkv, q, k, v, position, slot, table) -> int:
             starts += [heads.v_off, heads.v_off + KV]
     if heads.rot:
         expect("position", position, (rows,), "i32")
-        expect("table", table, (1, heads.rot))
+        expect("table", table, (1, heads.table_width))
     if starts != sorted(starts) or starts[-1] > ld:
         raise ValueError(
             f"qkv ({qkv.label}): {ld} columns do not hold q [0, {Q}), k from {heads.k_off} and v from {heads.v_off} "
@@ -246,6 +259,7 @@ def _options(heads: Heads, parts: Parts) -> dict:
         "q": parts.q,
         "kv": parts.kv,
         "shared": parts.kv and heads.v_off is None,
+        "q_table": heads.q_table,
         "turns": "none" if not heads.rot else "whole" if heads.rot == heads.head_dim else "part",
         "norm": heads.norm is not None,
         "whole": heads.norm == "row",

@@ -194,11 +194,15 @@ def attention_options(model, layer, batch):
 
 
 def tables_of(spec, batch):
-    """cos and sin [M, rotary/2] of the batch's rows; longrope chooses by the length of each row's sequence."""
+    """Tables of q and k: cos and sin [M, rotary/2] of the batch's rows, for q times `Rope.query_scale`.
+
+    longrope chooses by the length of each row's sequence.
+    """
     rope, inv = spec.rope, [spec.rope.inv_freq(spec.head_dim, long) for long in (False, True)]
     long = (batch.segment_end - batch.kv_start > rope.original_max_position_embeddings) & rope.switches
     tables = [rope_tables(batch.position, frequencies) for frequencies in inv]
-    return [rope.attention_factor * np.where(long[:, None], b, a) for a, b in zip(*tables, strict=True)]
+    k = [rope.attention_factor * np.where(long[:, None], b, a) for a, b in zip(*tables, strict=True)]
+    return {"q": [rope.query_scale(batch.position)[:, None] * table for table in k], "k": k}
 
 
 def self_attention_forward(model, layer, n, batch, saved):
@@ -207,7 +211,7 @@ def self_attention_forward(model, layer, n, batch, saved):
     raw, tables = projections_forward(model, layer, n, saved), tables_of(spec, batch)
     finished = []
     for (name, options), x in zip(attention_parts(model, layer), raw, strict=True):
-        turn = {"tables": tables} if name != "v" else {}
+        turn = {"tables": tables.get(name)}
         finished.append(None if x is None else heads_forward(x, spec.head_dim, **options, **turn))
     q, k, v = finished
     if spec.shares is not None:
@@ -232,7 +236,7 @@ def self_attention_backward(model, layer, dy, batch, saved, grads):
         saved["dkv", producer], dkv = dkv, [None, None]
     d_raw = []
     for (name, options), d, x in zip(attention_parts(model, layer), (dq, *dkv), raw, strict=True):
-        turn = {"tables": tables} if name != "v" else {}
+        turn = {"tables": tables.get(name)}
         d_raw.append(None if d is None else heads_backward(d, x, spec.head_dim, **options, **turn))
     return projections_backward(model, layer, *d_raw, saved, grads)
 

@@ -65,6 +65,7 @@ def heads_of(spec: LayerSpec, eps: float) -> Heads:
         bias=attention.bias,
         eps=eps,
         v_scale=spec.residual_scale,
+        q_table=attention.rope.query_beta != 0,
     )
 
 
