@@ -209,7 +209,8 @@ def olmo3(draw):
     return "Olmo3ForCausalLM", data | draw.choice([{}, {"rope_theta": 20000.0}])
 
 
-FAMILIES = (llama, qwen2, qwen3, gemma2, gemma3, gemma4, mistral, ministral3, smollm3, granite, granite4, phi3, olmo2, olmo3)  # fmt: skip
+FAMILIES = (llama, qwen2, qwen3, gemma2, gemma3, gemma4, mistral, ministral3, smollm3, granite, granite4, phi3, olmo2,
+            olmo3)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +257,7 @@ def torch_result(make, folder, batch, targets, seed):
         model = peft.get_peft_model(make.load_model(folder, torch.float64), lora, autocast_adapter_dtype=False)
         parameters = {n.replace(".default.", "."): p for n, p in model.named_parameters() if p.requires_grad}
         rng = np.random.default_rng(seed)
-        for name, parameter in parameters.items():
+        for parameter in parameters.values():
             values = rng.standard_normal(parameter.shape) * 0.5 / parameter.shape[1] ** 0.5
             parameter.data = torch.tensor(values.astype(np.float32)).to(torch.float64)
         loss, logits = make.losses_of(model, batch)

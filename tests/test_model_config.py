@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.hf import from_hf
-from lorawgpu.families.spec import Norms
 from lorawgpu.ops.gate import ACTIVATIONS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -136,18 +135,24 @@ def test_head_dim_need_not_divide_the_width():
     assert shapes["self_attn.o_proj"] == (64, 40)
 
 
-def test_mistral_without_a_window_is_a_llama():
-    assert from_hf(mistral()).family == "llama"
-    assert "sliding_window" in refusal(mistral() | {"sliding_window": 4096})
+def test_the_window_of_mistral():
+    def windows(config):
+        return {layer.attention.window for layer in from_hf(config).layers}
+
+    assert windows(mistral()) == {None}
+    assert windows(mistral() | {"sliding_window": 7}) == {7}
     no_key = mistral()
     del no_key["sliding_window"]
-    assert "sliding_window 4096" in refusal(no_key)  # transformers' class default
+    assert windows(no_key) == {4096}  # transformers' class default
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, "qwen2"),
+        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe' (a mixture of experts)"),
+        ({"model_type": "mixtral"}, "mixture of experts"),
+        ({"model_type": "qwen3_5_text"}, "gated delta nets"),
+        ({"model_type": "falcon_mamba"}, "Mamba layers"),
         ({"model_type": "gemma3_text"}, "gemma3_text"),
         ({"model_type": ...}, "model_type None"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
@@ -164,8 +169,10 @@ def test_mistral_without_a_window_is_a_llama():
         ({"attention_multiplier": 0.1}, "attn_scale"),
         ({"num_local_experts": 8}, "experts"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "linear"),
+        ({"is_causal": False}, "is_causal (bidirectional attention)"),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config (sizes by layer)"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
@@ -233,11 +240,80 @@ def test_any_value_under_any_key_is_read_or_refused(data):
         assert "config.json" in str(error)
 
 
-def test_norms_of_q_and_k_come_together():
-    with pytest.raises(ValueError, match="norms of both q and k"):
-        Norms(q="self_attn.q_norm")
-
-
 @pytest.mark.parametrize("name", ["silu", "swish", "relu2", "gelu_pytorch_tanh"])
 def test_activations_have_kernels(name):
     assert from_hf(llama(hidden_act=name)).layers[0].mlp.act in ACTIVATIONS
+
+
+def family(model_type, architecture, **changes):
+    """The config of a small model of another family."""
+    config = llama(model_type=model_type, architectures=[architecture], **changes)
+    return {key: value for key, value in config.items() if key not in ("rope_scaling", "hidden_act")}
+
+
+GEMMA4 = {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 32, "attention_k_eq_v": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (family("qwen3", "Qwen3ForCausalLM", attention_bias=True), "attention_bias (qkv_bias)"),
+        (family("smollm3", "SmolLM3ForCausalLM", mlp_bias=True), "mlp_bias"),
+        (family("granite", "GraniteForCausalLM", attention_bias=True), "attention_bias (qkv_bias)"),
+        (family("olmo2", "Olmo2ForCausalLM", attention_bias=True), "attention_bias (qkv_bias)"),
+        (family("gemma2", "Gemma2ForCausalLM", use_bidirectional_attention=True), "bidirectional attention"),
+        (family("gemma3_text", "Gemma3ForCausalLM", use_bidirectional_attention=True), "bidirectional attention"),
+        (family("gemma4_text", "Gemma4ForCausalLM", use_bidirectional_attention="all"), "use_bidirectional_attention"),
+        (family("gemma4_text", "Gemma4ForCausalLM", enable_moe_block=True), "mixture of experts"),
+        (family("granitemoehybrid", "GraniteMoeHybridForCausalLM", num_local_experts=4), "mixture of experts"),
+        (family("granitemoehybrid", "GraniteMoeHybridForCausalLM"), "mixture of experts"),  # transformers' default
+        (
+            family("granitemoehybrid", "GraniteMoeHybridForCausalLM", num_local_experts=0,
+                   layer_types=["mamba", "attention"]),
+            "no Mamba layers",
+        ),
+        (family("qwen2", "Qwen2ForCausalLM", layer_types=["linear_attention", "full_attention"]), "layer_types"),
+        (family("qwen3", "Qwen3ForCausalLM", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (family("gemma4_text", "Gemma4ForCausalLM", per_layer_config={"0": {"head_dim": 8}}), "per_layer_config"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_computes_is_refused_by_name(config, named):
+    assert named in refusal(config)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"head_dim": 32, "num_key_value_heads": 1}])
+def test_gemma4_sizes_as_transformers_5_saves_them(sizes):
+    def spec(**changes):
+        config = family("gemma4_text", "Gemma4ForCausalLM", **(GEMMA4 | changes))
+        return from_hf(config).layers[1].attention
+
+    published = spec(global_head_dim=sizes.get("head_dim", 16),
+                     num_global_key_value_heads=sizes.get("num_key_value_heads"))  # fmt: skip
+    assert spec(global_head_dim=999, per_layer_config={"1": sizes} if sizes else {}) == published
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "tied"),
+    [(None, None, True), (None, False, False), (True, False, True), (False, True, False), (False, None, False)],
+)
+def test_the_outer_config_says_whether_a_multimodal_head_is_tied(outer, inner, tied):
+    text = llama(model_type="ministral3") | {"tie_word_embeddings": inner}
+    config = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    assert from_hf(config | {"tie_word_embeddings": outer}).tie_word_embeddings == tied
+
+
+def test_a_stretched_rope_leaves_layers_without_rope_alone():
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    config = family("smollm3", "SmolLM3ForCausalLM", no_rope_layers=[1, 0]) | {"rope_scaling": yarn}
+    assert [layer.attention.rope.attention_factor > 1 for layer in from_hf(config).layers] == [True, False]
+
+
+def test_rope_scaling_wins_over_rope_parameters():
+    """As in transformers; a Ministral 3 without rope_parameters has those of its config class."""
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 8}
+    config = family("ministral3", "Ministral3ForCausalLM")
+    assert from_hf(config).layers[0].attention.rope.query_beta == 0.1
+    found = from_hf(config | {"rope_scaling": rope}).layers[0].attention.rope
+    assert (found.theta, found.factor, found.query_beta) == (500.0, 2.0, 0.0)
+    outer = from_hf(config | {"rope_scaling": rope, "original_max_position_embeddings": 4})
+    assert outer.layers[0].attention.rope.original_max_position_embeddings == 4

@@ -47,7 +47,7 @@ def layout(variant: str, heads: int, kv_heads: int, head_dim: int) -> tuple[Head
 
 
 def parts(h: Heads, tables: dict) -> dict:
-    """Name -> (columns in qkv, keywords of reference.heads_forward), with random constants. tables: those of q and k."""
+    """Name -> (columns in qkv, keywords of reference.heads_forward), with random constants. tables: of q and of k."""
     found = {"q": (0, h.q_width)}
     if h.kv_heads:
         found |= {"k": (h.k_off, h.kv_width), "v": (h.k_off if h.v_off is None else h.v_off, h.kv_width)}

@@ -48,6 +48,16 @@ OPTIONS = {
 }
 
 
+# Part of a model_type -> what the kernels lack for it.
+FOREIGN = {
+    "moe": "a mixture of experts",
+    "mixtral": "a mixture of experts",
+    "qwen3_5": "gated delta nets",
+    "qwen3_next": "gated delta nets",
+    "mamba": "Mamba layers",
+}
+
+
 def from_hf(data: dict, source: str = "config.json") -> ModelConfig:
     """Read the contents of a `config.json`.
 
@@ -94,8 +104,10 @@ def _text_config(data: dict, family: Family, model_type: str, source: str) -> tu
     if inner not in family.defaults:
         supported = ", ".join(family.defaults)
         raise UserError(f"{source}, text_config: model_type {brief(inner)} is not supported; wanted {supported}.")
+    # As in transformers, the outer settings say whether the head is tied, and if no one does, it is.
     shared = {key: data[key] for key in ("tie_word_embeddings", "pad_token_id") if data.get(key) is not None}
-    return {**shared, **text}, inner, f"{source}, text_config"
+    tied = shared.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    return {**shared, **text, "tie_word_embeddings": tied is None or tied}, inner, f"{source}, text_config"
 
 
 def _family(data: dict, source: str) -> tuple[Family, str]:
@@ -103,8 +115,9 @@ def _family(data: dict, source: str) -> tuple[Family, str]:
         raise UserError(f"{source}: wanted a JSON object of settings, got {type(data).__name__}.")
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
-        supported = ", ".join(BY_MODEL_TYPE)
-        raise UserError(f"{source}: model_type {brief(model_type)} is not supported; wanted one of {supported}.")
+        supported, known = ", ".join(BY_MODEL_TYPE), [why for part, why in FOREIGN.items() if part in str(model_type)]
+        why = f" ({known[0]})" if known else ""
+        raise UserError(f"{source}: model_type {brief(model_type)}{why} is not supported; wanted one of {supported}.")
     wanted = BY_MODEL_TYPE[model_type].architectures[model_type]
     names = data.get("architectures") or [wanted]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -133,11 +146,18 @@ def _refuse_options(keys: Keys, family: Family) -> None:
     if "layer_types" not in family.reads and types and set(map(str, types)) != {GLOBAL}:
         raise UserError(f"{source}: layer_types {brief(types)} is not supported for this model; wanted {GLOBAL} only.")
     for key, (option, neutral) in OPTIONS.items():
-        value = data.get(key)
+        value = data.get(key, _inside_rope(data, key))
         if key not in family.reads and value not in neutral:
             name = key if key == option else f"{key} ({option})"
             wanted = f"wanted {neutral[-1]!r}, or no such key"
             raise UserError(f"{source}: {name} = {brief(value)} is not supported yet; {wanted}.")
+
+
+def _inside_rope(data: dict, key: str) -> object:
+    """The value of a key that may be one of the settings of RoPE, for all layers or nested by their type."""
+    settings = data.get("rope_scaling") or data.get("rope_parameters")
+    values = [settings, *settings.values()] if isinstance(settings, dict) else []
+    return next((item[key] for item in values if isinstance(item, dict) and key in item), None)
 
 
 def to_hf(config: ModelConfig, family: Family, torch_dtype: str) -> dict:

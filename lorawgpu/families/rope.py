@@ -12,7 +12,8 @@ from lorawgpu.errors import UserError
 from lorawgpu.families.keys import Keys
 from lorawgpu.files.untrusted import brief
 
-LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+ORIGINAL = "original_max_position_embeddings"
+LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -100,13 +101,13 @@ def read_rope(keys: Keys, layer_type: str | None = None, **defaults) -> Rope:
         settings = settings.get(layer_type) or {}
         if not isinstance(settings, dict):
             raise UserError(f"{source}: {spelling}, {layer_type} is {brief(settings)}; wanted an object of settings.")
-    top = {key: data[key] for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-           if data.get(key) is not None}  # fmt: skip
+    top = {key: data[key] for key in ("rope_theta", "partial_rotary_factor", ORIGINAL) if data.get(key) is not None}
     if "rope_theta" in defaults:
         top.pop("rope_theta", None)
     given = {key: value for key, value in settings.items() if value is not None}
-    inner = Keys({**top, **defaults, **given}, f"{source}, {spelling}")
-    return _rope(inner, keys)
+    if layer_type is None and ORIGINAL in top:
+        given[ORIGINAL] = top[ORIGINAL]  # transformers prefers it, even to settings of RoPE itself
+    return _rope(Keys({**top, **defaults, **given}, f"{source}, {spelling}"), keys)
 
 
 def _rope(inner: Keys, keys: Keys) -> Rope:
@@ -140,7 +141,7 @@ def _scaled_queries(rope: Rope, inner: Keys) -> Rope:
         return rope
     if rope.rotary_dim is not None:
         raise UserError(f"{inner.source}: {name} together with partial_rotary_factor is not supported.")
-    original = inner.number("original_max_position_embeddings")
+    original = inner.number(ORIGINAL)
     return replace(rope, query_beta=inner.number(name), original_max_position_embeddings=int(original))
 
 
@@ -213,10 +214,9 @@ def _factors(inner: Keys, name: str, pairs: int) -> tuple[float, ...]:
 
 
 def _original(inner: Keys, keys: Keys) -> float:
-    name = "original_max_position_embeddings"
-    original = _optional(inner, name, keys.number("max_position_embeddings"))
+    original = _optional(inner, ORIGINAL, keys.number("max_position_embeddings"))
     if original < 2:
-        raise UserError(f"{inner.source}: {name} is {original:g}; wanted at least 2.")
+        raise UserError(f"{inner.source}: {ORIGINAL} is {original:g}; wanted at least 2.")
     return original
 
 

@@ -17,6 +17,7 @@ from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.tensors import (
+    HEAD,
     Checkpoint,
     Dense,
     Ternary,
@@ -42,8 +43,17 @@ class HfFolder(Checkpoint):
         self._stored = {_module_name(name, self.config.prefix): name for name in files}
         self._files = {name: files[stored] for name, stored in self._stored.items()}
         self.norm_offset = FAMILIES[self.config.family].norm_offset
+        if self.config.tie_word_embeddings and self._has_own_head():
+            self.config = dataclasses.replace(self.config, tie_word_embeddings=False)
         self._shapes = expected_tensors(self.config)
         self._check()
+
+    def _has_own_head(self) -> bool:
+        """Whether the file stores a head that differs from the embedding: transformers does not tie it then."""
+        if HEAD not in self._files or self.embedding_name not in self._files:
+            return False
+        head, embedding = (self._files[name].read(self._stored[name]) for name in (HEAD, self.embedding_name))
+        return not np.array_equal(head, embedding)
 
     def settings(self) -> bytes:
         return (self.path / "config.json").read_bytes()
