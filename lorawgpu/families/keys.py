@@ -14,7 +14,7 @@ SIZE_LIMITS = {
     "num_hidden_layers": 1024,
     "num_attention_heads": 1 << 12,
     "num_key_value_heads": 1 << 12,
-    "head_dim": 256,
+    "head_dim": 512,
     "max_position_embeddings": 1 << 30,
 }
 
