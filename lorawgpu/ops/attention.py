@@ -15,7 +15,7 @@ from lorawgpu.gpu import padded
 from lorawgpu.ops import attention_chain, attention_flash
 
 IMPLEMENTATIONS = {"flash": attention_flash, "chain": attention_chain}
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 @dataclass(frozen=True)
