@@ -27,7 +27,7 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import init_adapter
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.train.step_reports import LateReader
-from lorawgpu.weights.synthetic import SHAPES, synthetic_model
+from lorawgpu.weights.synthetic import DENSE_STORES, SHAPES, synthetic_model
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.csv"
 COLUMNS = (
@@ -202,7 +202,7 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--seq", type=int, default=512)
-    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="store of dense weights")
+    parser.add_argument("--store", choices=DENSE_STORES, default="bf16", help="store of dense weights")
     parser.add_argument("--attention", choices=["flash", "chain"], default="flash")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to time")

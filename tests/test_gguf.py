@@ -117,6 +117,19 @@ def test_plain_types_stay_as_stored_and_blocks_become_float32(tmp_path):
         np.testing.assert_array_equal(checkpoint.dense(name).data, wanted)
 
 
+def test_blocks_stay_blocks_and_others_become_float32(tmp_path, capsys):
+    """Also where rows change their order: `matrix` holds the file's bytes, `store` names their store."""
+    types = {Q_PROJ: Q.Q4_0, V_PROJ: Q.Q8_0, K_PROJ: Q.F16}
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", types | {UP: Q.MXFP4}))
+    assert capsys.readouterr().err == f"note: {checkpoint.path}: {UP} of MXFP4 becomes float32, 3.81e-05 GiB\n"
+    assert (checkpoint.store(UP), checkpoint.matrix(UP).dtype) == ("f32", "f32")
+    for name, store in ((Q_PROJ, "q4_0"), (V_PROJ, "q8_0")):
+        matrix = checkpoint.matrix(name)
+        assert checkpoint.store(name) == matrix.store == store and name in matrix.where
+        np.testing.assert_array_equal(gguf.quants.dequantize(matrix.data, types[name]), checkpoint.dense(name).data)
+    assert (checkpoint.store(K_PROJ), checkpoint.matrix(K_PROJ).dtype) == ("f16", "f16")
+
+
 @pytest.mark.parametrize("heads", [1, 3])
 def test_unpermute_is_the_inverse(heads):
     weight = np.arange(heads * 8 * 5).reshape(heads * 8, 5)

@@ -1,7 +1,7 @@
 """GGML's blocks repacked for shaders, which read 32-bit words: records of four rows, with every value kept.
 
-A record is what common/blocks.wgsl describes: planes of codes, then scales, then f16 scales. Layouts of the types:
-ggml-quants.c of llama.cpp, and quants.py of the `gguf` package. Arrays are uint8 [rows, blocks of a row, ..] unless said.
+common/blocks.wgsl describes a record: planes of codes, then scales, then f16 scales. The types' layouts are those of
+ggml-quants.c in llama.cpp. Arrays are uint8 [rows, blocks of a row, ..] unless said.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def scale(raw: np.ndarray, start: int) -> np.ndarray:
 
 
 def fields(raw: np.ndarray, bits: int, run: int) -> np.ndarray:
-    """The codes in bytes whose lowest `bits` are those of `run` columns, the next bits of the next columns, and so on."""
+    """The codes in bytes whose lowest `bits` belong to `run` columns, the next bits to the next columns, and so on."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     grouped = raw.reshape(*raw.shape[:2], -1, 1, run) >> shifts[:, None] & (1 << bits) - 1
     return grouped.reshape(*raw.shape[:2], -1)

@@ -55,8 +55,10 @@ def _(matrix: Blocks) -> Lines:
     def read(first, last):
         try:
             words = records(matrix.data[4 * first : 4 * last], store)
-        except ValueError as error:
-            raise UserError(f"{matrix.where}: {error}; the file is damaged.") from None
+        except ValueError:
+            raise UserError(
+                f"{matrix.where}: has scales that are not finite; the file is damaged, download it again."
+            ) from None
         return pad_to(words, last - first, words.shape[1])
 
     return Lines(store, padded(len(matrix.data)), columns, read)

@@ -41,6 +41,15 @@ class GgufCheckpoint(Checkpoint):
         """Whether any tensor is stored in quantized blocks."""
         return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
 
+    def widened(self) -> dict[str, list[str]]:
+        """The tensors that become float32, by their block type, because it has no store."""
+        found = {}
+        for name in self.keys():
+            kind = self._info(name).type
+            if kind not in DENSE_TYPES and self.store(name) == "f32":
+                found.setdefault(kind, []).append(name)
+        return found
+
     def settings(self) -> bytes:
         metadata = self._file.metadata
         return repr([(key, metadata[key]) for key in sorted(metadata) if not key.startswith("tokenizer.")]).encode()
@@ -96,6 +105,6 @@ def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of q or k `[heads*HD, in]`, or its bias, from llama.cpp's interleaved RoPE to half-split RoPE."""
+    """Reorder the rows of q or k `[heads*HD, in]`, or its bias, from interleaved RoPE (llama.cpp) to half-split RoPE."""
     rows, *width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, *width).swapaxes(1, 2).reshape(rows, *width)

@@ -9,6 +9,8 @@ import test_gguf
 from test_tokenizer import gguf_values
 from tiny_tokenizer import backend
 
+from lorawgpu.files.gguf import GgufFile
+
 from . import DENSE, RECORD, TERNARY, change, copy_of, evaluate, tensors_of, write_tensors
 
 MASTER = DENSE.parent / "bitnet_master"
@@ -178,6 +180,15 @@ def gguf_bytes(folder, edit):
     return evaluate(folder, path)
 
 
+def gguf_scale(folder, bits=b"\x00\x7c"):
+    """A file with an infinite block scale."""
+    source = DENSE.parent / "llama_q8_0" / "model.gguf"
+    raw, at = bytearray(source.read_bytes()), GgufFile(source).tensors["blk.0.ffn_up.weight"].offset
+    raw[at : at + 2] = bits
+    (folder / "m.gguf").write_bytes(raw)
+    return evaluate(folder, folder / "m.gguf")
+
+
 def gguf_made(folder, rest, tensors=0, keys=0):
     path = folder / "m.gguf"
     path.write_bytes(b"GGUF" + np.array([3], "<u4").tobytes() + np.array([tensors, keys], "<u8").tobytes() + rest)
@@ -218,6 +229,7 @@ GGUF = {
     "gguf row of half a block": (partial(gguf_made, rest=info([33], 8), tensors=1), "wanted rows of multiples of 32"),
     "gguf tensor twice": (partial(gguf_made, rest=info([8], 0) + info([8], 0, 32) + bytes(96), tensors=2), "appears t"),
     "gguf with a gap": (partial(gguf_made, rest=info([8], 0, 64) + bytes(200), tensors=1), "leaves a gap before it"),
+    "gguf with an infinite scale": (gguf_scale, "mlp.up_proj.weight: has scales that are not finite; the file is dam"),
     "gguf alignment of 3": (partial(gguf, metadata={"general.alignment": 3}), "general.alignment is 3"),
     "gguf of another family": (partial(gguf, arch="qwen2"), "architecture 'qwen2' is not supported"),
     "gguf of bitnet": (partial(gguf, arch="bitnet-25"), "is not supported as GGUF"),
