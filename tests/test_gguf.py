@@ -17,7 +17,8 @@ from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.tensors import expected_tensors
 
 GOLDEN = Path(__file__).parent / "golden"
-GGUF_NAMES = {hf: name for name, hf in (TOP_NAMES | GGUF.layer_names).items()}
+GGUF_NAMES = {hf: name for name, hf in GGUF.layer_names.items()}
+GGUF_NAMES |= {f"model.{hf}.weight": name for name, hf in TOP_NAMES.items()} | {"lm_head.weight": "output"}
 Q = gguf.GGMLQuantizationType
 
 

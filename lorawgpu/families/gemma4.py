@@ -187,5 +187,13 @@ FAMILY = Family(
         ),
     ),
     config_json=config_json,
-    reads=frozenset({"sliding_window", "layer_types", "final_logit_softcapping", "use_bidirectional_attention"}),
+    reads=frozenset(
+        {
+            "sliding_window",
+            "layer_types",
+            "final_logit_softcapping",
+            "use_bidirectional_attention",
+            "partial_rotary_factor",
+        }
+    ),
 )
