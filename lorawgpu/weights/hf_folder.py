@@ -45,6 +45,12 @@ class HfFolder(Checkpoint):
         self._shapes = expected_tensors(self.config)
         self._check()
 
+    def outside(self) -> list[str]:
+        """The tensors of a multimodal model that do not belong to its text part."""
+        if self.config.prefix != MULTIMODAL_PREFIX:
+            return []
+        return [name for name in self._files if not name.startswith((self.config.prefix, "lm_head."))]
+
     def settings(self) -> bytes:
         return (self.path / "config.json").read_bytes()
 

@@ -52,7 +52,9 @@ def _instead_of(address: str) -> str:
 def open_path(path: Path, name: str) -> Checkpoint:
     """The checkpoint in an existing folder or `.gguf` file."""
     if path.is_dir():
-        return HfFolder(path, name)
+        checkpoint = HfFolder(path, name)
+        note_unused(checkpoint)
+        return checkpoint
     if not path.is_file():
         raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
     if path.suffix == ".gguf":
@@ -60,6 +62,16 @@ def open_path(path: Path, name: str) -> Checkpoint:
         note_widened(checkpoint)
         return checkpoint
     raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors, name the folder they are in.")
+
+
+def note_unused(checkpoint: HfFolder) -> None:
+    """Print a note on stderr for a multimodal model: only its text part is read."""
+    if others := checkpoint.outside():
+        parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in others}))
+        print(
+            f"note: {checkpoint.name}: {len(others)} tensors ({parts}) are not read; only text is trained",
+            file=sys.stderr,
+        )
 
 
 def note_widened(checkpoint: GgufCheckpoint) -> None:
