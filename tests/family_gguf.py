@@ -51,8 +51,8 @@ TOP = {
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")
 
 
-def write_case(folder, path, arch):
-    """Write the case in `folder` as a GGUF file of architecture `arch`. Returns the path."""
+def write_case(folder, path, arch, edit=lambda writer: None):
+    """Write the case in `folder` as a GGUF file of architecture `arch`, after `edit(writer)`. Returns the path."""
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config", config)
     writer = gguf.GGUFWriter(path, arch)
@@ -60,6 +60,7 @@ def write_case(folder, path, arch):
     _common(writer, text, config)
     for name, values in _tensors(folder, text).items():
         writer.add_tensor(_name(name, arch), np.ascontiguousarray(_converted(name, values, arch, text)))
+    edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
