@@ -54,6 +54,10 @@ class HfFolder(Checkpoint):
     def settings(self) -> bytes:
         return (self.path / "config.json").read_bytes()
 
+    def stored(self) -> dict[str, tuple[SafetensorsFile, str]]:
+        """Every tensor in the files, not only the model's: by our name, its file and its name there."""
+        return {name: (self._files[name], stored) for name, stored in self._stored.items()}
+
     def dense(self, name: str) -> Dense:
         dtype = self._dtype(name)
         if dtype not in DENSE_TYPES:
