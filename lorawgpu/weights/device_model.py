@@ -1,5 +1,6 @@
 """The frozen model on the GPU: embedding, layers of fused projections and norms, head."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,8 +8,9 @@ from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.spec import GROUPS, LayerSpec
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.ops.weight import Weight
+from lorawgpu.util.progress import progress
 from lorawgpu.weights.device import pad_vector, stack_weight
-from lorawgpu.weights.tensors import EMBEDDING
+from lorawgpu.weights.tensors import EMBEDDING, expected_tensors
 
 
 @dataclass(frozen=True)
@@ -78,27 +80,30 @@ class Model:
         return sum(weight.nbytes for weight in self.matrices().values())
 
 
-def load_model(device, checkpoint, progress=lambda name: None) -> Model:
+def load_model(device, checkpoint) -> Model:
     """Upload a checkpoint one fused projection at a time, so that the host never holds more than that."""
     config = checkpoint.config
+    shapes = expected_tensors(config)
+    total = sum(math.prod(shape) for shape in shapes.values())
 
-    def norm(name):
-        return device.upload(pad_vector(checkpoint.dense(f"{name}.weight").float32()), label=name, kind="weights")
+    with progress(total, "loading", " weights") as advance:
 
-    def projection(layer, group):
-        names = [f"model.layers.{layer}.{path}.weight" for path in GROUPS[group]]
-        progress(f"layers.{layer}.{group}")
-        return stack_weight(device, [checkpoint.matrix(n) for n in names], f"layers.{layer}.{group}")
+        def stacked(names, label):
+            weight = stack_weight(device, [checkpoint.matrix(name) for name in names], label)
+            advance(sum(math.prod(shapes[name]) for name in names))
+            return weight
 
-    def layer(index, spec):
-        weights = {group: projection(index, group) for group in GROUPS}
-        norms = {role: norm(f"model.layers.{index}.{path}") for role, path in spec.norms.paths().items()}
-        return Layer(index, spec, weights, norms)
+        def norm(name):
+            return device.upload(pad_vector(checkpoint.dense(f"{name}.weight").float32()), label=name, kind="weights")
 
-    progress("embedding")
-    embedding = stack_weight(device, [checkpoint.matrix(EMBEDDING)], "embedding")
-    layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
-    head = embedding
-    if not config.tie_word_embeddings:
-        head = stack_weight(device, [checkpoint.matrix(checkpoint.head_name)], "lm_head")
-    return Model(config, embedding, layers, norm("model.norm"), head)
+        def layer(index, spec):
+            prefix, weights = f"model.layers.{index}", {}
+            for group, paths in GROUPS.items():
+                weights[group] = stacked([f"{prefix}.{path}.weight" for path in paths], f"layers.{index}.{group}")
+            norms = {role: norm(f"{prefix}.{path}") for role, path in spec.norms.paths().items()}
+            return Layer(index, spec, weights, norms)
+
+        embedding = stacked([EMBEDDING], "embedding")
+        layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
+        head = embedding if config.tie_word_embeddings else stacked([checkpoint.head_name], "lm_head")
+        return Model(config, embedding, layers, norm("model.norm"), head)
