@@ -8,6 +8,7 @@ from tiny_model import TinyCheckpoint, tiny_config
 
 from lorawgpu.doctor.matmul import MATRICES
 from lorawgpu.errors import UserError
+from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu import open_dry_device, padded
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.stores import STORES, TERNARY
@@ -17,7 +18,8 @@ from lorawgpu.weights.blocks import records
 from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, stack_weight
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.synthetic import SHAPES, meta_model, mix_of, shape_config, synthetic_model
+from lorawgpu.weights.published import CONFIGS
+from lorawgpu.weights.synthetic import SHAPES, meta_model, mix_of, synthetic_model
 from lorawgpu.weights.tensors import Blocks, Dense, Ternary, expected_tensors
 
 
@@ -173,7 +175,7 @@ def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
 
 def cuts(model) -> dict:
     """Every weight's parts, by name."""
-    weights = {f"{layer.index}.{group}": layer.weights[group] for layer in model.layers for group in layer.weights}
+    weights = {f"{layer.index}.{group}": w for layer in model.layers for group, w in layer.weights.items()}
     return {
         name: [(p.start, p.stop, p.store, p.tensor.shape, p.tensor.dtype, p.tensor.label) for p in weight.parts]
         for name, weight in (weights | {"embedding": model.embedding, "head": model.head}).items()
@@ -184,8 +186,10 @@ def test_random_models_hold_what_their_stores_mean(device, kernels):
     tiny = SHAPES["tiny"]
     dense = stored(device, synthetic_model(device, kernels, tiny, "f32").layers[0].weights["gate_up"])
     assert dense.std() == pytest.approx(tiny.hidden_size**-0.5, rel=0.05)
-    sizes = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 160, "vocab": 320}
-    bitnet = synthetic_model(device, kernels, shape_config(**sizes, bitnet=True))
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    small = {key: CONFIGS["tiny"][key] for key in sizes} | {"num_hidden_layers": 1}
+    special = {"bos_token_id": 1, "eos_token_id": 2}
+    bitnet = synthetic_model(device, kernels, from_hf(CONFIGS["bitnet-2b"] | small | special))
     assert bitnet.layers[0].weights["down"].int8_input and not bitnet.head.int8_input
     assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].weights["down"])))) == {-1, 0, 1}
     assert set(device.read(bitnet.norm)) == {1.0}
@@ -196,7 +200,8 @@ def test_random_models_hold_what_their_stores_mean(device, kernels):
 @pytest.mark.parametrize("store", [store for store in STORES.values() if store.unit])
 def test_random_blocks_are_of_the_usual_size(plan, store):
     """Neither NaN nor vanishing: as far from zero as random dense weights are."""
-    config = shape_config(layers=1, hidden=256, heads=4, kv_heads=4, head_dim=64, mlp=256, vocab=256)
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256, "num_hidden_layers": 1}
+    config = from_hf(CONFIGS["tiny"] | sizes)
     weight = synthetic_model(plan.device, plan.kernels, config, store.name).embedding
     lab = Lab(plan)
     ids, x = lab.input(np.arange(256, dtype=np.int32)), lab.rows(256, 256)
@@ -208,10 +213,11 @@ def test_random_blocks_are_of_the_usual_size(plan, store):
 
 def test_a_mix_of_blocks_is_the_one_of_llama_quantize():
     """Llama-3.2-3B Q4_K_M has 168 tensors of Q4_K and 29 of Q6_K, as llama.cpp prints."""
-    sizes = {"heads": 24, "kv_heads": 8, "head_dim": 128, "mlp": 8192, "vocab": 128256}
-    config = shape_config(layers=28, hidden=3072, **sizes)
+    config = SHAPES["llama-3.2-3b"]
     stores = [mix_of(config, "q4_k_m")(name) for name, shape in expected_tensors(config).items() if len(shape) > 1]
     assert (stores.count("q4_k"), stores.count("q6_k")) == (168, 29)
-    small = mix_of(shape_config(layers=28, hidden=576, **sizes), "q4_k_m")
+    small = mix_of(SHAPES["smollm2-135m"], "q4_k_m")  # rows of 576
     assert (small("model.embed_tokens.weight"), small("model.layers.3.mlp.up_proj.weight")) == ("q8_0", "q5_0")
-    assert small("model.layers.3.mlp.down_proj.weight") == "q4_k"  # 8192 columns
+    assert small("model.layers.4.mlp.down_proj.weight") == "q4_k"  # 1536 columns
+    fused = mix_of(SHAPES["phi-4-mini"], "q4_k_m")
+    assert fused("model.layers.3.self_attn.qkv_proj.weight") == "q5_k"
