@@ -24,7 +24,7 @@ from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes
 from lorawgpu.model.context import AdapterBuffers
-from lorawgpu.weights.synthetic import SHAPES, synthetic_model
+from lorawgpu.weights.synthetic import DENSE_STORES, SHAPES, synthetic_model
 
 CHECKED_LAYERS = 2
 
@@ -134,7 +134,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device")
     parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
-    parser.add_argument("--store", choices=["bf16", "f32"], default="bf16", help="store of dense weights")
+    parser.add_argument("--store", choices=DENSE_STORES, default="bf16", help="store of dense weights")
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapter on all linear layers; 0: no adapter")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)

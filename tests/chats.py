@@ -25,7 +25,12 @@ def encode(template, messages, tools=None, **options):
 
 def runs(sample):
     """The text of each unbroken run of target tokens."""
-    tokenizer, out, at = tiny_tokenizer(), [], None
+    return target_runs(tiny_tokenizer(), sample)
+
+
+def target_runs(tokenizer, sample):
+    """The same with another tokenizer."""
+    out, at = [], None
     for i, label in enumerate(sample.labels.tolist()):
         if label == IGNORE:
             continue

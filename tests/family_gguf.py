@@ -51,15 +51,24 @@ TOP = {
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")
 
 
-def write_case(folder, path, arch):
-    """Write the case in `folder` as a GGUF file of architecture `arch`. Returns the path."""
+def write_case(folder, path, arch, edit=lambda writer: None, tokenizer=False):
+    """Write the case in `folder` as a GGUF file of architecture `arch`, after `edit(writer)`. Returns the path.
+
+    tokenizer: with a tokenizer.
+    """
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config", config)
     writer = gguf.GGUFWriter(path, arch)
     METADATA.get(arch, lambda writer, text: None)(writer, text)
     _common(writer, text, config)
+    if tokenizer:
+        _tokenizer(writer, text["vocab_size"])
     for name, values in _tensors(folder, text).items():
-        writer.add_tensor(_name(name, arch), np.ascontiguousarray(_converted(name, values, arch, text)))
+        if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        for gguf_name, part in converted(name, values, arch, text):
+            writer.add_tensor(gguf_name, np.ascontiguousarray(part))
+    edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,9 +102,16 @@ def _name(name, arch):
     return f"blk.{layer}.{NAMES.get(arch, COMMON)[module]}.{kind}"
 
 
-def _converted(name, values, arch, text):
-    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
-        return values + np.float32(1)
+def converted(name, values, arch, text):
+    """GGUF's names and values for the weight `name`, or for a change of it. Only granite's file splits one in two."""
+    name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+    if "shared_mlp.input_linear" in name:
+        names = [name.replace("shared_mlp.input_linear", f"mlp.{part}_proj") for part in ("gate", "up")]
+        return [(_name(part, arch), half) for part, half in zip(names, np.split(values, 2), strict=True)]
+    return [(_name(name, arch), _permuted(name, values, arch, text))]
+
+
+def _permuted(name, values, arch, text):
     heads = {"q_proj": text["num_attention_heads"], "k_proj": text.get("num_key_value_heads")}
     module = name.split(".")[-2] if "." in name else name
     if arch in PERMUTED and module in heads:
@@ -124,6 +140,19 @@ def _common(writer, text, config):
     writer.add_eos_token_id(ends if isinstance(ends, int) else ends[0])
     if not isinstance(ends, int):
         writer.add_eot_token_id(ends[1])
+
+
+def _tokenizer(writer, size):
+    """Byte-level BPE with as many letters as fit, and one merge."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(i) for i in visible] + [chr(256 + i) for i in range(256 - len(visible))]
+    tokens = [*["<unk>", "<s>", "</s>", *letters][: size - 1], "ab"]
+    tokens += [f"<extra_{i}>" for i in range(size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (size - 3))
+    writer.add_token_merges(["a b"])
 
 
 def _gemma2(writer, text):

@@ -10,9 +10,10 @@ from safetensors.numpy import load_file
 from lorawgpu.data.batching import MicroBatch, Sample, flatten
 from lorawgpu.doctor.tiny_models import reference_model
 from lorawgpu.reference.model import ReferenceModel
+from lorawgpu.verify.cases import own_model
 from lorawgpu.weights.loader import open_checkpoint
 
-__all__ = ["FAMILY_CASES", "GOLDEN", "SMALL_CASES", "ReferenceCase", "reference_case", "reference_model"]
+__all__ = ["FAMILY_CASES", "GGUF_CASES", "GOLDEN", "SMALL_CASES", "ReferenceCase", "reference_case", "reference_model"]
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILY_CASES = (
@@ -40,6 +41,7 @@ FAMILY_CASES = (
     "granite4_nope",
 )
 SMALL_CASES = ("bitnet_master", "bitnet_packed", "bitnet_q_only", "llama_bitlinear", "llama_dense")
+GGUF_CASES = ("llama_q4_k_m", "llama_q8_0")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ReferenceCase:
 
 
 def reference_case(name):
-    """One of SMALL_CASES or FAMILY_CASES."""
+    """One of SMALL_CASES, FAMILY_CASES or GGUF_CASES."""
     folder = GOLDEN / name
     settings = json.loads((folder / "case.json").read_text())
     arrays = np.load(folder / "batch.npz")
@@ -62,5 +64,7 @@ def reference_case(name):
         for ids, labels, keep in zip(arrays["input_ids"], arrays["labels"], mask, strict=True)
     ]
     adapter = load_file(folder / "adapter_init" / "adapter_model.safetensors")
-    model = reference_model(open_checkpoint(folder), adapter, settings["lora"]["alpha"] / settings["lora"]["r"])
+    model = reference_model(
+        open_checkpoint(own_model(folder)), adapter, settings["lora"]["alpha"] / settings["lora"]["r"]
+    )
     return ReferenceCase(settings, dict(np.load(folder / "expected.npz")), flatten(samples, mask.sum()), mask, model)

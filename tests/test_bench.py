@@ -1,12 +1,23 @@
 """What the benchmarks write down, one table whose columns no run changes; and that a wrong kernel is not timed."""
 
 import csv
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.families.hf import from_hf
+from lorawgpu.gpu import open_dry_device
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import init_adapter
 from lorawgpu.ops.matmul import Epilogue
+from lorawgpu.optim.adamw import AdamW
+from lorawgpu.weights.published import CONFIGS
+from lorawgpu.weights.synthetic import SHAPES, empty_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -84,3 +95,81 @@ def test_a_peer_has_a_dtype(bench_train, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench_train.main()
     assert "--peer: expected at least one argument" in capsys.readouterr().err
+
+
+def test_all_stores_of_all_shapes_take_turns(bench_train, monkeypatch, tmp_path, capsys):
+    results = tmp_path / "results.csv"
+    monkeypatch.setattr(bench_train, "append", lambda row, write=bench_train.append: write(row, results))
+    options = ["--tokens", "32", "--seq", "16", "--seconds", "0", "--turn", "0", "--commit", "abc", "--csv"]
+    monkeypatch.setattr("sys.argv", ["bench_train.py", "--shape", "tiny", "--store", "f32", "q4_0", *options])
+    bench_train.main()
+    with results.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["shape"], row["store"], row["commit"]) for row in rows] == [
+        ("tiny", s, "abc") for s in ("f32", "q4_0")
+    ]
+    for row in rows:
+        ms, flop, rate = (float(row[name]) for name in ("ms", "tflop", "tile_tflop_s"))
+        assert ms > 0 and flop >= 0 and rate >= 0 and float(row["over_tiles"]) > 0 and row["per_layer_ms"] == ""
+    table = capsys.readouterr().out.split("32 tokens in sequences of 16")[1]
+    assert table.count("tiny ") == 2
+
+
+def test_the_first_round_does_not_count_and_the_last_fits_the_budget(bench_train, monkeypatch):
+    """Each turn takes one second of a clock of ours."""
+    now, values = [0.0], {"a": iter(range(100, 0, -10)), "b": iter([7.0] * 9)}
+
+    def turn(name):
+        now[0] += 1.0
+        return float(next(values[name]))
+
+    monkeypatch.setattr(bench_train.time, "perf_counter", lambda: now[0])
+    found = bench_train.take_turns({name: lambda seconds, name=name: turn(name) for name in values}, 1.0, 9.0)
+    assert now[0] == 8.0 and found == {"a": 80.0, "b": 7.0}  # four rounds; the median of 90, 80 and 70
+
+
+def operations_of(bench_train, config, seq, tokens=64, checkpointing=False):
+    device = open_dry_device()
+    lora = LoraConfig(r=4, alpha=8, target_modules=config.all_linear())
+    adapter = AdapterLayout(lora, config), init_adapter(lora, config, 0)
+    options = Options(tokens, tokens, checkpointing=checkpointing)
+    engine = Engine(device, empty_model(device, config, lambda name: "f32"), options, *adapter, AdamW())
+    batch = bench_train.random_batch(config, tokens, seq, np.random.default_rng(0))
+    return bench_train.operations(engine.plan("train", tokens), batch, config.layers)
+
+
+def test_a_step_counts_the_attention_that_its_sequences_need(bench_train):
+    """14 operations per visible pair, dimension and head: 4 forward, 10 backward."""
+    config = SHAPES["tiny"]
+    one, four = (operations_of(bench_train, config, seq) for seq in (64, 16))
+    pairs = 64 * 65 / 2 - 4 * 16 * 17 / 2
+    assert one - four == pytest.approx(14 * pairs * 64 * 2, rel=1e-6)
+    window = from_hf(CONFIGS["tiny"] | {"model_type": "mistral", "architectures": None, "sliding_window": 5})
+    pairs = 64 * 65 / 2 - (5 * 6 / 2 + 59 * 5)
+    assert one - operations_of(bench_train, window, 64) == pytest.approx(14 * pairs * 64 * 2, rel=1e-6)
+
+
+def test_a_step_counts_its_products_and_what_checkpointing_computes_again(bench_train):
+    """Products of the base: forward and dx, but not dx of the first projection; targets alone reach the head."""
+    config = SHAPES["tiny"]
+    attention = 14 * 64 * 65 / 2 * 64 * 2
+    linear = {name: 2.0 * 64 * out * width for name, (out, width) in config.linear_shapes().items()}
+    first = sum(size for name, size in linear.items() if name.endswith(("0.self_attn.q_proj", "0.self_attn.k_proj")))
+    head = 2 * 2.0 * 64 * 320 * 64  # 63 targets in chunks of 64 rows
+    base = 2 * sum(linear.values()) + head + attention
+    once = operations_of(bench_train, config, 64)
+    assert base - 2 * first < once < 1.5 * base  # adapters of rank 4 beside widths of 64
+    again = operations_of(bench_train, config, 64, checkpointing=True) - once
+    assert 0.3 * sum(linear.values()) < again < sum(linear.values())  # the first layer, but for its last projection
+
+
+def test_a_table_of_per_layer_inputs_has_the_real_size_and_is_written_once(bench_train, tmp_path):
+    config = Namespace(per_layer_vocab=50, per_layer_input=6, num_hidden_layers=3)
+    table = bench_train.per_layer_table(tmp_path / "new", config)
+    values = (table.astype(np.uint32) << 16).view(np.float32)
+    assert table.shape == (50, 18) and np.isfinite(values).all() and len(np.unique(values)) > 100
+    assert (0.5 <= np.abs(values)).all() and (np.abs(values) < 1).all()
+    (path,) = (tmp_path / "new").iterdir()
+    before = path.stat().st_mtime_ns
+    assert np.array_equal(bench_train.per_layer_table(tmp_path / "new", config), table)
+    assert path.stat().st_mtime_ns == before and path.stat().st_size == 50 * 18 * 2

@@ -1,11 +1,14 @@
 """Arguments of a chat template: from the config into training, previews, prompts and exports."""
 
+import json
+
 import pytest
 import yaml
 from byte_model import byte_tokenizer
 from chats import turns
 from tiny_tokenizer import tiny_tokenizer
 
+from lorawgpu import cli
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import resolve_template
 from lorawgpu.config.schema import TrainConfig
@@ -105,3 +108,24 @@ def test_a_prompt_with_the_switch():
     template = resolve_template(None, SWITCH, None, {}, {"enable_thinking": False})
     tokenizer = byte_tokenizer()
     assert tokenizer.decode(Prompts(tokenizer, template).encode("Hi")) == prompt(template)
+
+
+def test_the_preview_shows_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LORAWGPU_CACHE", str(tmp_path / "cache"))
+    tiny_tokenizer_folder(tmp_path / "m")
+    (tmp_path / "d.jsonl").write_text(json.dumps({"messages": turns("Hi", "Yes")}))
+    keys = {"base_model": str(tmp_path / "m"), "datasets": [{"path": str(tmp_path / "d.jsonl")}],
+            "chat_template_jinja": SWITCH}  # fmt: skip
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(keys))
+    switch = "chat_template_kwargs={enable_thinking: false}"
+    assert cli.main(["train", str(tmp_path / "c.yaml"), "--preview", "1", "--set", switch]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == 'chat_template_kwargs: {"enable_thinking": false}'
+    assert lines[1].startswith("note: a last answer follows '' in training, but '<think></think>()' in generation")
+    assert "[user]Hi[assistant]⟦Yes⟧" in lines[3]
+
+
+def tiny_tokenizer_folder(folder):
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(tiny_tokenizer().to_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))

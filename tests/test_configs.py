@@ -20,42 +20,18 @@ from lorawgpu.gpu.device import BINDING_CEILING, DEFAULT_LIMITS
 from lorawgpu.gpu.dry import DryDevice
 from lorawgpu.train import __main__ as train
 from lorawgpu.weights.loader import ASSETS
+from lorawgpu.weights.published import CONFIGS
 from lorawgpu.weights.tensors import expected_tensors, is_linear, packed_rows
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+PATHS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 HEADER = ("Needs:", "Model:", "Launch:", "Then:", "Memory:", "Time:")
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16"}
-BITNET_2B = {
-    "architectures": ["BitNetForCausalLM"], "model_type": "bitnet", "hidden_act": "relu2", "torch_dtype": "bfloat16",
-    "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 30, "num_attention_heads": 20,
-    "num_key_value_heads": 5, "vocab_size": 128256, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001,
-    "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
-}  # fmt: skip
-SHAPES = {
-    "microsoft/bitnet-b1.58-2B-4T": BITNET_2B,
-    "meta-llama/Llama-3.2-1B-Instruct": LLAMA | {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True, "bos_token_id": 128000,
-        "eos_token_id": [128001, 128008, 128009],
-        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-    },
-    "models/SmolLM2-135M-Instruct.Q4_1.gguf": LLAMA | {
-        "torch_dtype": "float32",  # what its blocks become
-        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-        "rope_theta": 100000, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
-    },
-    "tiiuae/Falcon3-1B-Instruct-1.58bit": LLAMA | {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 18, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 131072, "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6, "rope_theta": 1000042, "tie_word_embeddings": False, "eos_token_id": 11,
-        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "bitnet"},
-    },
-}  # fmt: skip
+SHAPES = {  # base_model -> config.json
+    "microsoft/bitnet-b1.58-2B-4T": CONFIGS["bitnet-2b"],
+    "meta-llama/Llama-3.2-1B-Instruct": CONFIGS["llama-3.2-1b"],
+    "models/SmolLM2-135M-Instruct.Q4_1.gguf": CONFIGS["smollm2-135m"] | {"torch_dtype": "float32"},
+    "tiiuae/Falcon3-1B-Instruct-1.58bit": CONFIGS["falcon3-1b-1.58bit"],
+}
 
 
 def hollow_model(folder: Path, config: dict) -> Path:
@@ -109,7 +85,7 @@ def header_of(path: Path) -> dict[str, str]:
 
 def test_all_six_are_there():
     names = {"tiny", "bitnet-2b-chat", "bitnet-2b-8gb", "llama-3.2-1b", "smollm2-docstrings", "falcon3-1.58bit"}
-    assert {path.stem for path in CONFIGS} == names
+    assert {path.stem for path in PATHS} == names
 
 
 @pytest.fixture
@@ -131,7 +107,7 @@ def base_of(path: Path) -> str:
     return yaml.safe_load(path.read_text("utf-8"))["base_model"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 def test_it_says_what_it_needs_and_what_each_key_is_for(path, files):
     header, config, base = header_of(path), load_config(path), base_of(path)
     assert f"python -m lorawgpu.train configs/{path.name}" in header["Launch:"]
@@ -159,7 +135,7 @@ def dry_run(files, tmp_path, monkeypatch):
     return plan
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, dry_run, tmp_path, capsys):
     assert dry_run(path, big_card) == 0
     said = capsys.readouterr().out
@@ -169,7 +145,7 @@ def test_a_dry_run_passes_and_its_memory_is_what_the_header_says(path, dry_run, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 def test_on_the_guaranteed_limits_it_fits_or_says_which_micro_batch_would(path, dry_run, capsys):
     if dry_run(path, least_card) == 0:
         return

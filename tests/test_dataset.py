@@ -19,6 +19,7 @@ from lorawgpu.data.preview import summary
 from lorawgpu.data.read_files import BadLine
 from lorawgpu.data.token_store import STORES, Counts
 from lorawgpu.errors import UserError
+from lorawgpu.util import progress
 
 
 def loading(sequence_len=64, strategy="truncate", template="chatml", **options):
@@ -180,7 +181,7 @@ def test_progress_is_shown_only_if_it_takes_long(tmp_path, monkeypatch, capsys):
     tokenize(spec, loading())
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(workers, "CHUNK", 200)
-    monkeypatch.setattr(workers, "PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr(progress, "INTERVAL", 0)
     tokenize(spec, loading())
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3 and lines[-1] == "tokenizing: 100% of 720B"

@@ -6,13 +6,20 @@ The table is tests/catalogue. Errors of `train` itself (configs, resuming, the d
 from pathlib import Path
 
 import pytest
-from catalogue import adapters, commands, data, models, training
+from catalogue import adapters, commands, data, families, models, training
 from catalogue.elsewhere import ELSEWHERE
 from messages import ERRORS, FAILURES, SourceTree, Template, shown_by
 
 from lorawgpu import cli
 
-TABLES = {"model": models, "adapter": adapters, "data": data, "command": commands, "train": training}
+TABLES = {
+    "model": models,
+    "family": families,
+    "adapter": adapters,
+    "data": data,
+    "command": commands,
+    "train": training,
+}
 CASES = {f"{kind}: {name}": case for kind, table in TABLES.items() for name, case in table.CASES.items()}
 PRINTED = {}  # by case, its stderr
 

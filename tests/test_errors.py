@@ -46,7 +46,7 @@ CASES = {
     "no data sets": (lambda t: {"datasets": []}, "datasets: got []"),
     "unsupported architecture": (lambda t: model_with(t, model_type="gpt2", architectures=["GPT2LMHeadModel"]), "gpt2"),
     "unsupported option": (lambda t: model_with(t, hidden_act="gelu"), "gelu"),
-    "unsupported rope": (lambda t: model_with(t, rope_scaling={"rope_type": "yarn", "factor": 2.0}), "yarn"),
+    "unsupported rope": (lambda t: model_with(t, rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "dynamic"),
     "shape of another model": (lambda t: model_with(t, hidden_size=32), "model.embed_tokens.weight"),
     "missing adapter": (lambda t: {"adapter": str(t / "none")}, "none' does not exist"),
     "adapter of another rank": (lambda t: adapter_with(t, r=8), "has shape [4, 64]"),

@@ -17,7 +17,8 @@ from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.tensors import expected_tensors
 
 GOLDEN = Path(__file__).parent / "golden"
-GGUF_NAMES = {hf: name for name, hf in (TOP_NAMES | GGUF.layer_names).items()}
+GGUF_NAMES = {hf: name for name, hf in GGUF.layer_names.items()}
+GGUF_NAMES |= {f"model.{hf}.weight": name for name, hf in TOP_NAMES.items()} | {"lm_head.weight": "output"}
 Q = gguf.GGMLQuantizationType
 
 
@@ -117,6 +118,19 @@ def test_plain_types_stay_as_stored_and_blocks_become_float32(tmp_path):
         np.testing.assert_array_equal(checkpoint.dense(name).data, wanted)
 
 
+def test_blocks_stay_blocks_and_others_become_float32(tmp_path, capsys):
+    """Also where rows change their order: `matrix` holds the file's bytes, `store` names their store."""
+    types = {Q_PROJ: Q.Q4_0, V_PROJ: Q.Q8_0, K_PROJ: Q.F16}
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", types | {UP: Q.MXFP4}))
+    assert capsys.readouterr().err == f"note: {checkpoint.path}: {UP} of MXFP4 becomes float32, 3.81e-05 GiB\n"
+    assert (checkpoint.store(UP), checkpoint.matrix(UP).dtype) == ("f32", "f32")
+    for name, store in ((Q_PROJ, "q4_0"), (V_PROJ, "q8_0")):
+        matrix = checkpoint.matrix(name)
+        assert checkpoint.store(name) == matrix.store == store and name in matrix.where
+        np.testing.assert_array_equal(gguf.quants.dequantize(matrix.data, types[name]), checkpoint.dense(name).data)
+    assert (checkpoint.store(K_PROJ), checkpoint.matrix(K_PROJ).dtype) == ("f16", "f16")
+
+
 @pytest.mark.parametrize("heads", [1, 3])
 def test_unpermute_is_the_inverse(heads):
     weight = np.arange(heads * 8 * 5).reshape(heads * 8, 5)
@@ -167,14 +181,14 @@ def test_separate_head_and_ids(tmp_path):
         ({"arch": "bitnet-b1.58"}, "Hugging Face folder"),
         ({"metadata": {"expert_count": 8}}, "experts"),
         ({"metadata": {"attention.sliding_window": 4096}}, "sliding_window"),
-        ({"metadata": {"rope.scaling.type": "yarn"}}, "rope scaling"),
+        ({"metadata": {"rope.scaling.type": "dynamic"}}, "rope scaling"),
         ({"metadata": {"logit_scale": 0.5}}, "logit_scale"),
         ({"metadata": {"rope.dimension_count": 8}}, "rope.dimension_count"),
         ({"metadata": {"attention.value_length": 8}}, "attention.value_length"),
         ({"metadata": {"block_count": None}}, "block_count is missing"),
         ({"metadata": {"block_count": 3}}, "model.layers.2"),
         ({"metadata": {"attention.head_count": 0}}, "attention.head_count is 0"),
-        ({"metadata": {"feed_forward_length": [160, 160]}}, "feed_forward_length"),
+        ({"metadata": {"feed_forward_length": [160, 80]}}, "feed_forward_length"),
         ({"metadata": {"general.type": "adapter"}}, "general.type"),
         ({"metadata": {"split.count": 3}}, "one part of a split model"),
         ({"skip": (UP,)}, UP),

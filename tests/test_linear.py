@@ -11,7 +11,6 @@ from tiny_model import random_adapter, tiny_config
 
 from lorawgpu.doctor.matmul import MATRICES, quantized
 from lorawgpu.families.modules import LINEAR_MODULES
-from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu import Workspace, padded
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LoraConfig
@@ -56,10 +55,10 @@ class Projection:
         config = tiny_config(**odd | sizes)
         layout = AdapterLayout(lora, config)
         self.group, self.lora, self.size = layout.groups[LAYER, group], lora, layout.size
-        shapes = config.layers[LAYER].linear_shapes()
-        self.modules = [f"model.layers.{LAYER}.{path}" for path in GROUPS[group]]
-        self.outs = [shapes[path][0] for path in GROUPS[group]]
-        self.width = shapes[GROUPS[group][0]][1]
+        self.modules = config.group_modules(LAYER, group)
+        shapes = config.layers[LAYER].group_shapes(group)
+        self.outs = [out for out, _ in shapes]
+        self.width = shapes[0][1]
         self.tensors = random_adapter(lora, config)
         self.layout, self.lab, self.work = layout, Lab(plan), Workspace(plan.device)
         self.columns = np.concatenate(

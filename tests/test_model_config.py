@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,14 +137,15 @@ def test_head_dim_need_not_divide_the_width():
 
 
 def test_the_window_of_mistral():
-    def windows(config):
-        return {layer.attention.window for layer in from_hf(config).layers}
-
-    assert windows(mistral()) == {None}
-    assert windows(mistral() | {"sliding_window": 7}) == {7}
+    assert window_of(mistral()) is None
+    assert window_of(mistral() | {"sliding_window": 128}) == 128
     no_key = mistral()
     del no_key["sliding_window"]
-    assert windows(no_key) == {4096}  # transformers' class default
+    assert window_of(no_key) == 4096  # transformers' class default
+
+
+def window_of(data):
+    return from_hf(data).layers[0].attention.window
 
 
 @pytest.mark.parametrize(
@@ -171,8 +173,10 @@ def test_the_window_of_mistral():
         ({"hidden_act": "gelu"}, "gelu"),
         ({"is_causal": False}, "is_causal (bidirectional attention)"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config (sizes by layer)"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
@@ -240,7 +244,13 @@ def test_any_value_under_any_key_is_read_or_refused(data):
         assert "config.json" in str(error)
 
 
-@pytest.mark.parametrize("name", ["silu", "swish", "relu2", "gelu_pytorch_tanh"])
+def test_norms_of_q_and_k_come_together():
+    (layer,) = set(from_hf(llama()).layers)
+    with pytest.raises(ValueError, match="norms of both q and k"):
+        replace(layer, norms=Norms(q="self_attn.q_norm"))
+
+
+@pytest.mark.parametrize("name", ["silu", "swish", "relu2"])
 def test_activations_have_kernels(name):
     assert from_hf(llama(hidden_act=name)).layers[0].mlp.act in ACTIVATIONS
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from golden_case import FAMILY_CASES, SMALL_CASES, reference_case
+from golden_case import FAMILY_CASES, GGUF_CASES, SMALL_CASES, reference_case
 from gradcheck import relative_error
 
 from lorawgpu.data.batching import Sample, flatten
@@ -15,7 +15,7 @@ from lorawgpu.reference.model import model_forward, step_gradients, train
 TOLERANCE = 4e-6
 
 
-@pytest.fixture(scope="module", params=(*SMALL_CASES, *FAMILY_CASES))
+@pytest.fixture(scope="module", params=SMALL_CASES + FAMILY_CASES + GGUF_CASES)
 def case(request):
     return reference_case(request.param)
 

@@ -11,7 +11,6 @@ from lorawgpu.doctor.tiny_models import tiny_config
 from lorawgpu.families.rope import Rope
 from lorawgpu.reference import model as reference
 from lorawgpu.reference.model import ReferenceModel, adapter_names, step_gradients
-from lorawgpu.reference.rope import rope_forward
 
 
 def config_of(family):
@@ -86,10 +85,18 @@ def frozen_keys_and_values(right):
     return backward
 
 
+def rotated_twice(right):
+    def wrong(dy, x, head_dim, *, tables=None, **options):
+        tables = tables and (tables[0], -tables[1])
+        return right(dy, x, head_dim, tables=tables, **options)
+
+    return wrong
+
+
 # Description of the fault -> (function of reference.model, how to make the faulty one from the right one).
 FAULTS = {
     "keys and values frozen": ("attention_backward", frozen_keys_and_values),
-    "rope not inverted": ("rope_backward", lambda right: rope_forward),
+    "rope not inverted": ("heads_backward", rotated_twice),
     "norm without its mean term": ("rmsnorm_backward", lambda right: lambda dy, x, w, rstd: dy * w * rstd[:, None]),
     "quantizer stops the gradient": ("quantize_backward", lambda right: lambda dy: 0.0 * dy),
     "skip connection dropped": ("block_backward", lambda right: lambda m, i, dx, *rest: right(m, i, dx, *rest) - dx),

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from golden_case import GOLDEN, SMALL_CASES, reference_model
+from golden_case import GGUF_CASES, GOLDEN, SMALL_CASES, reference_model
 from golden_results import KEYS, PHASES, perfect
 
 from lorawgpu.data.batching import Sample, flatten
@@ -16,6 +16,8 @@ from lorawgpu.reference.model import model_forward
 from lorawgpu.verify import __main__ as verify
 from lorawgpu.verify.cases import read_case
 from lorawgpu.verify.compare import judge
+
+CASES = SMALL_CASES + GGUF_CASES
 
 
 @pytest.fixture
@@ -40,22 +42,22 @@ def command(device, kernels):
 
 @pytest.fixture(scope="module")
 def printed(command):
-    """All small cases as JSON lines."""
-    code, out, err = command("--json", *(GOLDEN / name for name in SMALL_CASES))
+    """All cases as JSON lines."""
+    code, out, err = command("--json", *(GOLDEN / name for name in CASES))
     return code, [json.loads(line) for line in out.splitlines()], err
 
 
-@pytest.mark.parametrize("index", range(len(SMALL_CASES)), ids=SMALL_CASES)
+@pytest.mark.parametrize("index", range(len(CASES)), ids=CASES)
 def test_golden_cases(printed, index):
     code, rows, err = printed
     row = rows[index]
-    assert list(row) == KEYS and row["case"] == SMALL_CASES[index]
+    assert list(row) == KEYS and row["case"] == CASES[index]
     assert row["ok"] and row["greedy_match"], err
     assert row["grad_rel_max"] < 1e-5 and row["logits_rel"] < 1e-5  # float32 noise, far below what is tolerated
     assert code == (0 if all(row["ok"] for row in rows) else 1)
 
 
-@pytest.mark.parametrize("name", SMALL_CASES)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("options", [{"attention": "chain"}, {"checkpointing": True}])
 def test_golden_cases_with_other_plans(device, kernels, name, options):
     case = read_case(GOLDEN / name)
@@ -164,7 +166,7 @@ def no_adamw(folder):
 
 WRONG = {
     "no case.json": (drop("case.json"), "case.json: no such file"),
-    "no model": (drop("config.json"), "has no model .config.json.; pass one with --model"),
+    "no model": (drop("config.json"), "has no model"),
     "no weights": (drop("model.safetensors"), "model.safetensors"),
     "no adapter": (lambda f: shutil.rmtree(f / "adapter_init"), "adapter_init: no such folder"),
     "no batch": (drop("batch.npz"), "batch.npz: no such file"),

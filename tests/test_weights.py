@@ -3,18 +3,24 @@
 import numpy as np
 import pytest
 from golden_case import GOLDEN
-from oplab import limited, normal
+from oplab import Lab, limited, normal
 from tiny_model import TinyCheckpoint, tiny_config
 
-from lorawgpu.families.spec import GROUPS
+from lorawgpu.doctor.matmul import MATRICES
+from lorawgpu.errors import UserError
+from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu import open_dry_device, padded
-from lorawgpu.ops.stores import TERNARY
+from lorawgpu.ops.embedding import embedding_forward
+from lorawgpu.ops.stores import STORES, TERNARY
 from lorawgpu.reference.ternary import ternary_pack
+from lorawgpu.verify.cases import own_model
+from lorawgpu.weights.blocks import records
 from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, stack_weight
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
-from lorawgpu.weights.synthetic import SHAPES, meta_model, shape_config, synthetic_model
-from lorawgpu.weights.tensors import Dense, Ternary
+from lorawgpu.weights.published import CONFIGS
+from lorawgpu.weights.synthetic import SHAPES, meta_model, mix_of, synthetic_model
+from lorawgpu.weights.tensors import Blocks, Dense, Ternary, expected_tensors
 
 
 def stored(device, weight):
@@ -90,6 +96,29 @@ def test_stores_that_differ_are_kept_in_parts_of_their_own(device, binding):
     )
 
 
+@pytest.mark.parametrize(("binding", "cuts"), [(None, [160, 224]), (11600, [64, 128, 160, 224])])
+def test_blocks_are_stacked_and_cut(device, binding, cuts):
+    """Odd numbers of rows, two types of blocks in one weight, and parts of at most a binding."""
+    made = [MATRICES[store](rows, 256, 0)[0] for store, rows in (("q4_k", 133), ("q4_k", 5), ("q5_k", 60))]
+    weight = stack_weight(limited(device, binding) if binding else device, made, "w")
+    assert weight.segments.ends == (144, 160, 224) and weight.columns == 256
+    assert [p.stop for p in weight.parts] == cuts and weight.parts[-1].store.name == "q5_k"
+    got = [device.read(p.tensor).ravel() for p in weight.parts]
+    assert weight.nbytes == sum(words.nbytes for words in got)
+    wanted = []
+    for matrix in made:
+        words = records(matrix.data, STORES[matrix.store])
+        wanted.append(np.pad(words, [(0, padded(len(matrix.data)) // 4 - len(words)), (0, 0)]).ravel())
+    assert np.array_equal(np.concatenate(got), np.concatenate(wanted))
+
+
+def test_a_scale_that_is_not_finite_is_damage(device):
+    matrix, _ = MATRICES["q8_0"](3, 32, 0)
+    matrix.data[1, :2] = [0, 0x7C]
+    with pytest.raises(UserError, match=r"m.gguf: w: has scales that are not finite; the file is damaged"):
+        stack_weight(device, [Blocks(matrix.data, "q8_0", "m.gguf: w")], "w")
+
+
 def test_what_is_no_matrix_is_refused():
     with pytest.raises(TypeError, match="ndarray is not a matrix that a device can hold"):
         lines_of(np.zeros((16, 16)))
@@ -133,10 +162,10 @@ def mixed_checkpoint():
     return checkpoint
 
 
-@pytest.mark.parametrize("case", ["bitnet_packed", "llama_dense", "mixed"])
+@pytest.mark.parametrize("case", ["bitnet_packed", "llama_dense", "llama_q4_k_m", "mixed"])
 @pytest.mark.parametrize("binding", [1 << 20, 1000])
 def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
-    checkpoint = mixed_checkpoint() if case == "mixed" else open_checkpoint(str(GOLDEN / case))
+    checkpoint = mixed_checkpoint() if case == "mixed" else open_checkpoint(own_model(GOLDEN / case))
     loaded = load_model(limited(device, binding), checkpoint)
     meta = meta_model(limited(open_dry_device(), binding), checkpoint)
     assert cuts(meta) == cuts(loaded)
@@ -146,7 +175,7 @@ def test_a_dry_plan_has_the_parts_that_are_loaded(device, case, binding):
 
 def cuts(model) -> dict:
     """Every weight's parts, by name."""
-    weights = {f"{layer.index}.{group}": layer.weights[group] for layer in model.layers for group in GROUPS}
+    weights = {f"{layer.index}.{group}": w for layer in model.layers for group, w in layer.weights.items()}
     return {
         name: [(p.start, p.stop, p.store, p.tensor.shape, p.tensor.dtype, p.tensor.label) for p in weight.parts]
         for name, weight in (weights | {"embedding": model.embedding, "head": model.head}).items()
@@ -157,10 +186,38 @@ def test_random_models_hold_what_their_stores_mean(device, kernels):
     tiny = SHAPES["tiny"]
     dense = stored(device, synthetic_model(device, kernels, tiny, "f32").layers[0].weights["gate_up"])
     assert dense.std() == pytest.approx(tiny.hidden_size**-0.5, rel=0.05)
-    sizes = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 160, "vocab": 320}
-    bitnet = synthetic_model(device, kernels, shape_config(**sizes, bitnet=True))
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    small = {key: CONFIGS["tiny"][key] for key in sizes} | {"num_hidden_layers": 1}
+    special = {"bos_token_id": 1, "eos_token_id": 2}
+    bitnet = synthetic_model(device, kernels, from_hf(CONFIGS["bitnet-2b"] | small | special))
     assert bitnet.layers[0].weights["down"].int8_input and not bitnet.head.int8_input
     assert set(np.unique(unpack_blocks(stored(device, bitnet.layers[0].weights["down"])))) == {-1, 0, 1}
     assert set(device.read(bitnet.norm)) == {1.0}
     with pytest.raises(ValueError, match="no random weights in f16"):
         synthetic_model(device, kernels, tiny, "f16")
+
+
+@pytest.mark.parametrize("store", [store for store in STORES.values() if store.unit])
+def test_random_blocks_are_of_the_usual_size(plan, store):
+    """Neither NaN nor vanishing: as far from zero as random dense weights are."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 256, "num_hidden_layers": 1}
+    config = from_hf(CONFIGS["tiny"] | sizes)
+    weight = synthetic_model(plan.device, plan.kernels, config, store.name).embedding
+    lab = Lab(plan)
+    ids, x = lab.input(np.arange(256, dtype=np.int32)), lab.rows(256, 256)
+    with lab.section:
+        embedding_forward(plan, x.tensor, ids, weight.parts, rows=256, width=256)
+    lab.run()
+    assert x.value.std() == pytest.approx(256**-0.5, rel=0.1) and abs(x.value.mean()) < 0.2 * x.value.std()
+
+
+def test_a_mix_of_blocks_is_the_one_of_llama_quantize():
+    """Llama-3.2-3B Q4_K_M has 168 tensors of Q4_K and 29 of Q6_K, as llama.cpp prints."""
+    config = SHAPES["llama-3.2-3b"]
+    stores = [mix_of(config, "q4_k_m")(name) for name, shape in expected_tensors(config).items() if len(shape) > 1]
+    assert (stores.count("q4_k"), stores.count("q6_k")) == (168, 29)
+    small = mix_of(SHAPES["smollm2-135m"], "q4_k_m")  # rows of 576
+    assert (small("model.embed_tokens.weight"), small("model.layers.3.mlp.up_proj.weight")) == ("q8_0", "q5_0")
+    assert small("model.layers.4.mlp.down_proj.weight") == "q4_k"  # 1536 columns
+    fused = mix_of(SHAPES["phi-4-mini"], "q4_k_m")
+    assert fused("model.layers.3.self_attn.qkv_proj.weight") == "q5_k"

@@ -139,9 +139,13 @@ def _span(template: ChatTemplate, messages: list, tools: list | None, index: int
         _, tail = _around(template, messages, tools, index, {**message, "content": message["content"] + mark}, mark)
         end = len(text) - len(tail) if tail is not None and text.endswith(tail) else None
     if start is None or end is None or start > end:
+        thinks = any(key in message for key in REASONING) or "</think>" in str(message.get("content"))
+        advice = (
+            "remove its reasoning, or switch thinking on (chat_template_kwargs)" if thinks else "mark it `train: false`"
+        )
         raise TemplateFailed(
             f"the chat template hides messages[{index}] ({message['role']}), or mixes it with other text, so it cannot "
-            "be trained; mark it `train: false`, or use another template (chat_template_jinja)"
+            f"be trained; {advice}, or use another template (chat_template_jinja)"
         )
     return start, end
 

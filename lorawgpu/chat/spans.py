@@ -25,6 +25,15 @@ def token_span(encoding: Encoding, span: Span) -> Span:
     return first, last
 
 
+def answer_tokens(encoding: Encoding, ids: list[int], special_ids: frozenset[int], span: Span) -> Span:
+    """The same without a control token that begins before `span`: Phi-3's `<|assistant|>` contains the white space
+    that an answer begins with, but the model does not write it."""
+    first, last = token_span(encoding, span)
+    if first < last and ids[first] in special_ids and encoding.token_to_chars(first)[0] < span[0]:
+        first += 1
+    return first, last
+
+
 def spaces_before(text: str, encoding: Encoding, start: int) -> Span:
     """The range of tokens right before character `start` that consist of spaces alone."""
     space = start

@@ -63,7 +63,7 @@ class TrainConfig(Section):
     lora_dropout: Fraction = 0.0
     """Dropout probability of the adapter's input."""
     lora_target_modules: Targets = "all-linear"
-    """Module names, or `all-linear` for q, k, v, o, gate, up and down."""
+    """Module names, or one regex of whole module paths, or `all-linear` for q, k, v, o, gate, up and down."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(r) instead."""
 

@@ -10,6 +10,7 @@ from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
 from lorawgpu.data.formats import ALIASES, FORMATS, check_type
 from lorawgpu.families.modules import ALL_MODULES
 
+_PATTERN = re.compile(r"[\\^$|?*+()]")  # a name, or names written as one string, have none of these
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -37,11 +38,23 @@ def _data_sets(value):
 def _targets(value):
     if value == "all-linear":
         return value
+    if isinstance(value, str) and _PATTERN.search(value):
+        return _pattern(value)
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
-        raise ValueError("wanted a list of module names, or all-linear")
+        raise ValueError(
+            r"wanted a list of module names, or all-linear, or a pattern of whole module paths such as .*\.q_proj"
+        )
     for name in value:
         if name.split(".")[-1] not in ALL_MODULES:
             raise ValueError(f"unknown module {name!r}; wanted some of {', '.join(ALL_MODULES)}")
+    return value
+
+
+def _pattern(value):
+    try:
+        re.compile(f"(?:{value})")  # inside of a group, as adapters of multimodal models have it
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{value!r} is not a valid regular expression: {error}") from None
     return value
 
 
@@ -64,7 +77,7 @@ Fraction = Annotated[Number, Field(ge=0, lt=1)]
 MAX_COUNT = 2**31 - 1  # more than any count that makes sense; larger ones would overflow in later computations
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size)]
-Targets = Annotated[Literal["all-linear"] | list[str], BeforeValidator(_targets)]
+Targets = Annotated[Literal["all-linear"] | str | list[str], BeforeValidator(_targets)]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
 TemplateArguments = Annotated[Arguments, AfterValidator(check_arguments)]
 Names = Annotated[list[str], BeforeValidator(as_list)]

@@ -7,7 +7,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from lorawgpu.chat.loss_mask import EndOfTurn, TurnLayout, render_with_spans
-from lorawgpu.chat.spans import overlapping, spaces_before, special_token_end, token_span
+from lorawgpu.chat.spans import answer_tokens, overlapping, spaces_before, special_token_end
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.formats import Chat, Example, SourceLine, Text, Tokens, to_example
@@ -135,7 +135,8 @@ class Encoder:
                     for i, span in zip(chosen, spans, strict=True)]  # fmt: skip
         except TemplateFailed as error:
             raise bad_line(*source, str(error)) from None
-        turns = [token_span(encoding, (span[0], end)) for span, end in zip(spans, ends, strict=True)]
+        turns = [answer_tokens(encoding, ids, self.special_ids, (span[0], end))
+                 for span, end in zip(spans, ends, strict=True)]  # fmt: skip
         ids = np.array(ids, np.int32)
         if everything:
             labels = ids.copy()

@@ -1,31 +1,27 @@
 """Tokenizing data files into a store: in pieces of a few megabytes, by a pool of processes."""
 
 import os
-import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from lorawgpu.data.batching import Sample
 from lorawgpu.data.encode import Encoder
 from lorawgpu.data.read_files import BadLine, Raw, is_uncompressed_jsonl, read, split_lines
 from lorawgpu.data.token_store import Chunk, Counts, StoreWriter
 from lorawgpu.errors import UserError
+from lorawgpu.util.progress import progress
 
 CHUNK = 2 << 20  # bytes of input per task
 MIN_PARALLEL = 16 << 20  # bytes of data below which starting processes does not pay
 MEMORY = 750 << 20  # bytes for all workers together, unless the user says how many there are
-PROGRESS_INTERVAL = 5.0  # seconds
 WORKER, PER_TOKEN = 45 << 20, 640  # bytes: Python and its libraries; the tokenizer, per vocabulary entry
 
 
@@ -55,7 +51,7 @@ def encode_files(
     """
     total = sum(f.stat().st_size for f in files)
     tasks = (task for number, file in enumerate(files) for task in _tasks(number, file))
-    with _progress(total) as advance:
+    with progress(total, "tokenizing", "B") as advance:
         if workers > 1 and total >= MIN_PARALLEL:
             chunks = _on_all_cores(tasks, encoder, workers, skip_bad_lines)
         else:
@@ -63,25 +59,6 @@ def encode_files(
         for task, chunk in chunks:
             writer.append(task.number, chunk)
             advance(task.size)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the bytes done, of `total`. A bar on a terminal, else a line every few seconds;
-    nothing if it is quick."""
-    done, printed = 0, time.perf_counter()
-    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenizing", disable=None, delay=2) as bar:
-
-        def advance(size: int) -> None:
-            nonlocal done, printed
-            bar.update(size)
-            done += size
-            if bar.disable and time.perf_counter() - printed >= PROGRESS_INTERVAL:
-                printed = time.perf_counter()
-                part = min(1.0, done / max(1, total))
-                print(f"tokenizing: {part:.0%} of {tqdm.format_sizeof(total, 'B')}", file=sys.stderr, flush=True)
-
-        yield advance
 
 
 def _tasks(number: int, file: Path) -> Iterator[_Task]:

@@ -8,7 +8,7 @@ from lorawgpu.doctor.check import differing
 from lorawgpu.doctor.lab import NanScratch, normal, pad
 from lorawgpu.gpu import padded
 from lorawgpu.ops.attention import attention_backward, attention_forward, log_sum_exp
-from lorawgpu.ops.attention_decode import attention_decode, parts_shape, stats_shape
+from lorawgpu.ops.attention_decode import attention_decode, attention_decode_prepared, parts_shape, stats_shape
 from lorawgpu.ops.decode_state import FIELDS, STRIDE
 from lorawgpu.ops.rope import rope_table
 from lorawgpu.reference import attention as reference
@@ -130,42 +130,82 @@ def _combined(parts, stats, heads, head_dim):
     return ((weight[..., None] * values).sum(0) / (weight * stats[:used, :, 1]).sum(0)[:, None]).ravel()
 
 
-def decode(lab, heads, kv_heads, head_dim, *lengths):
-    """One new token per sequence, counted in `lengths`. Neither slots nor positions of a sequence start at 0."""
-    rows, span = len(lengths), padded(max(lengths) + SKIPPED, 64)
-    q_width, width = heads * head_dim, kv_heads * head_dim
-    q_ld, kv_ld, scale = padded(q_width), padded(width), head_dim**-0.5
-    position, first = np.array(lengths) + 2, np.arange(rows) * span + SKIPPED
-    slot = first + np.array(lengths) - 1
-    qkv = 3 * normal(rows, q_ld + 2 * kv_ld)
-    cache = np.stack([pad(c) for c in normal(2, rows * span, width)])
-    state = np.zeros((len(FIELDS), STRIDE), np.int32)
-    for name, values in (("position", position), ("slot", slot), ("kv_start", first)):
-        state[FIELDS.index(name), :rows] = values
-    parts, stats = lab.output(*parts_shape(rows, q_ld)), lab.output(*stats_shape(rows, heads))
-    k, v = (lab.output(rows * span, kv_ld, initial=c) for c in cache)
-    frequencies = rope.rope_inv_freq(THETA, head_dim)
-    inputs = lab.input(qkv), lab.input(rope_table(frequencies, max(position) + 1)), lab.input(state)
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "k_off": q_ld, "v_off": q_ld + kv_ld}
-    tensors = (t.tensor for t in (parts, stats, k, v))
-    attention_decode(lab.plan, *tensors, *inputs, count=rows, scale=scale, **sizes)
+@dataclass
+class NewTokens:
+    """One new token per sequence, and a cache with spans for all of them. Neither slots nor positions start at 0."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    lengths: tuple  # with the new token
+
+    def __post_init__(self):
+        rows, span = len(self.lengths), padded(max(self.lengths) + SKIPPED, 64)
+        self.q_width, self.kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.k_off, self.slots = padded(self.q_width), rows * span
+        self.v_off = self.k_off + padded(self.kv_width)
+        self.position, self.kv_start = np.array(self.lengths) + 2, np.arange(rows) * span + SKIPPED
+        self.slot = self.kv_start + np.array(self.lengths) - 1
+        self.qkv = 3 * normal(rows, self.v_off + padded(self.kv_width))
+        self.cache = normal(2, self.slots, self.kv_width)
+        self.frequencies = rope.rope_inv_freq(THETA, self.head_dim)
+        self.q, self.k = (self._rotated(*at) for at in ((0, self.q_width), (self.k_off, self.kv_width)))
+        self.v = self.qkv[:, self.v_off : self.v_off + self.kv_width]
+
+    def _rotated(self, begin, width):
+        part = self.qkv[:, begin : begin + width].astype(np.float64)
+        return rope.rope_forward(part, *rope.rope_tables(self.position, self.frequencies))
+
+    @property
+    def rows(self):
+        """The contents of ops.decode_state's buffer."""
+        state = np.zeros((len(FIELDS), STRIDE), np.int32)
+        for name in ("position", "slot", "kv_start"):
+            state[FIELDS.index(name), : len(self.lengths)] = getattr(self, name)
+        return state
+
+    @property
+    def cache_after(self):
+        """k and v of all slots, the new ones included, float64."""
+        after = self.cache.astype(np.float64)
+        after[:, self.slot] = self.k, self.v
+        return after
+
+
+def decode(lab, heads, kv_heads, head_dim, *lengths, is_fused=True, window=None, softcap=None):
+    """One new token per sequence, counted in `lengths`; if not is_fused, its q, k and v are prepared."""
+    x = NewTokens(heads, kv_heads, head_dim, lengths)
+    parts = lab.output(*parts_shape(len(lengths), padded(x.q_width)))
+    stats = lab.output(*stats_shape(len(lengths), heads))
+    before = x.cache if is_fused else x.cache_after.astype(np.float32)
+    k, v = (lab.rows(x.slots, x.kv_width, initial=pad(c)) for c in before)
+    options = {"count": len(lengths), "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    options |= {"scale": head_dim**-0.5, "window": window, "softcap": softcap}
+    tensors, rows = [t.tensor for t in (parts, stats, k, v)], lab.input(x.rows)
+    longest = max(x.position) + 1
+    if is_fused:
+        tensors += [lab.input(x.qkv), lab.input(rope_table(x.frequencies, longest))]
+        attention_decode(lab.plan, *tensors, rows, k_off=x.k_off, v_off=x.v_off, **options)
+    else:
+        tensors.append(lab.padded(x.q.astype(np.float32)))
+        attention_decode_prepared(lab.plan, *tensors, rows, longest=longest, **options)
 
     def results():
-        tables, others = rope.rope_tables(position, frequencies), np.setdiff1d(np.arange(rows * span), slot)
-        q, new_k = (
-            rope.rope_forward(part.astype(np.float64), *tables)
-            for part in (qkv[:, :q_width], qkv[:, q_ld : q_ld + width])
-        )
-        new_v = qkv[:, q_ld + kv_ld : q_ld + kv_ld + width]
-        seen_k, seen_v = cache[:, :, :width].astype(np.float64)
-        seen_k[slot], seen_v[slot] = new_k, new_v
-        want, _ = reference.attention_forward(q, seen_k, seen_v, slot, first, heads, kv_heads, scale)
+        shape = x.slot, x.kv_start, heads, kv_heads, head_dim**-0.5, window, softcap
+        want, _ = reference.attention_forward(x.q, *x.cache_after, *shape)
         rows_of = zip(parts.value.astype(np.float64), stats.value.astype(np.float64), strict=True)
+        others = np.setdiff1d(np.arange(x.slots), x.slot)
         return {
             "out": (np.stack([_combined(p, s, heads, head_dim) for p, s in rows_of]), want),
-            "k": (k.value[slot], new_k),
-            "v": differing(v.value[slot, :width], new_v),
-            "other slots": differing(np.stack([k.value, v.value])[:, others], cache[:, others]),
+            "k": (k.value[x.slot], x.k),
+            "v": differing(v.value[x.slot, : x.kv_width], x.v),
+            "other slots": differing(np.stack([k.value, v.value])[:, others, : x.kv_width], x.cache[:, others]),
         }
 
     return results
+
+
+def decode_variant(lab, variant, *sizes):
+    """The same with the options of one of VARIANTS; those with a window take prepared q, k and v."""
+    options = {name: VARIANTS[variant].get(name) for name in ("window", "softcap")}
+    return decode(lab, *sizes, is_fused=not options["window"], **options)

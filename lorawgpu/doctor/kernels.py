@@ -65,6 +65,9 @@ TABLE = (
         ("flash", "window", 3, 1, 8, 33, 4), ("flash", "soft cap", 3, 1, 8, 33, 4),
     ]),
     ("attention_decode", attention.decode, SUMMED, [(9, 3, 64, 65, 64, 1), (20, 5, 128, 1, 70)]),
+    ("attention_decode", attention.decode_variant, SUMMED, [
+        ("window", 4, 1, 64, 65, 6), ("soft cap", 3, 1, 8, 33, 4),
+    ]),
     ("sample", sampling.sample, EXACT, [("greedy", 5000), ("draw", 3001), ("draw", 50)]),
 )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """llama.cpp: a GGUF adapter.
 
 The runtime computes W x + alpha/r * B (A x), with r from the shape of each lora_b and a single alpha. So alpha absorbs
-rsLoRA's scale, and scales of single modules (alpha and rank patterns) go into their lora_b. Arch `llama` stores the
-rows of q and k in the order of interleaved RoPE, and lora_b must follow; the bitnet archs keep Hugging Face's order.
+rsLoRA's scale, and scales of single modules (alpha and rank patterns) go into their lora_b. Some archs (`llama`,
+`granite`, `smollm3`, `mistral3`) store the rows of q and k in the order of interleaved RoPE, and lora_b must follow.
 Format: https://github.com/ggml-org/llama.cpp (convert_lora_to_gguf.py, src/llama-adapter.cpp)
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
+from lorawgpu.export.separate import fuse, separate
 from lorawgpu.export.source import ExportSource
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.gguf import GgufFile
@@ -19,6 +20,7 @@ from lorawgpu.weights.gguf_checkpoint import hf_name, permuted_heads, unpermute
 
 RUNTIME = "llama.cpp"
 FILE = "adapter.gguf"
+NO_WINDOW = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "mistral3")  # archs that ignore a sliding window
 
 
 def arch_of(source: ExportSource, arch: str | None) -> str:
@@ -33,12 +35,13 @@ def write(folder: Path, source: ExportSource, arch: str | None = None) -> None:
     import gguf
 
     names = {path: name for name, path in FAMILIES[source.config.family].gguf.layer_names.items()}
-    alpha, rest = one_scale({module: c.scale * len(c.a) for module, c in source.effect.items()})
+    effect = separate(source.effect)
+    alpha, rest = one_scale({module: c.scale * len(c.a) for module, c in effect.items()})
     writer = gguf.GGUFWriter(folder / FILE, arch_of(source, arch))
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
-    for module, change in source.effect.items():
+    for module, change in effect.items():
         layer, path = LINEAR.fullmatch(module).group("layer", "path")
         b = (change.b * rest[module]).astype(np.float32)
         if heads := _heads(source, module):
@@ -68,16 +71,16 @@ def _heads(source: ExportSource, module: str) -> int:
 
 def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
     file = GgufFile(folder / FILE)
-    alpha, effect = file.metadata["adapter.lora.alpha"], {}
+    alpha, changes = file.metadata["adapter.lora.alpha"], {}
     for name in file.tensors:
         base, matrix = name.rsplit(".", 1)
         if matrix == "lora_a":
             a, b = file.read(name)[0], file.read(f"{base}.lora_b")[0]
-            module = hf_name(base, FAMILIES[source.config.family]).removesuffix(".weight")
+            module = hf_name(base, FAMILIES[source.config.family], source.config).removesuffix(".weight")
             if heads := _heads(source, module):
                 b = unpermute(b, heads)
-            effect[module] = WeightChange(a, b, alpha / b.shape[1])
-    return effect
+            changes[module] = WeightChange(a, b, alpha / b.shape[1])
+    return fuse(changes, source.effect)
 
 
 def remarks(source: ExportSource) -> list[str]:
@@ -105,5 +108,22 @@ def remarks(source: ExportSource) -> list[str]:
     if len(set(source.scales.values())) > 1 or source.lora.use_rslora:
         found.append(
             "alpha and lora_b absorb the scales of rsLoRA and patterns, so adapter.lora.alpha differs from lora_alpha"
+        )
+    return found + _family_remarks(source)
+
+
+def _family_remarks(source: ExportSource) -> list[str]:
+    """What llama.cpp does otherwise with the base model, whether or not it has an adapter."""
+    config, found = source.config, []
+    windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
+    if windows and FAMILIES[config.family].gguf.archs[0] in NO_WINDOW:
+        found.append(
+            f"the base model's sliding window of {min(windows)} tokens is lost: llama.cpp attends to all tokens, so "
+            "longer sequences give other logits than in training"
+        )
+    if config.longest_short:
+        found.append(
+            "longrope: llama.cpp chooses between short and long factors by its context size, not by the length of a "
+            f"sequence; start it with a context of at most {config.longest_short} tokens for shorter sequences"
         )
     return found

@@ -14,6 +14,13 @@ TORCH_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 PROBE = "Hello, world! 1234 naïve café\n\n  def f(x): return x**2  # 日本語 <|im_end|>"
 
 
+def config_json(checkpoint: GgufCheckpoint) -> dict:
+    """The config.json of a base that came as GGUF. Raises UserError if there is none that describes the model."""
+    config = checkpoint.config
+    dtype = checkpoint.dense(f"{config.group_modules(0, 'down')[0]}.weight").dtype
+    return to_hf(config, FAMILIES[config.family], TORCH_DTYPES[dtype])
+
+
 def write_hf_files(folder: Path, checkpoint: GgufCheckpoint) -> None:
     """config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
@@ -21,8 +28,7 @@ def write_hf_files(folder: Path, checkpoint: GgufCheckpoint) -> None:
     read back.
     """
     config = checkpoint.config
-    dtype = checkpoint.dense(f"{config.group_modules(0, 'down')[0]}.weight").dtype
-    _write(folder / "config.json", to_hf(config, FAMILIES[config.family], TORCH_DTYPES[dtype]))
+    _write(folder / "config.json", config_json(checkpoint))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
     ids |= {"pad_token_id": config.pad_token_id}
     _write(folder / "generation_config.json", {key: value for key, value in ids.items() if value is not None})

@@ -5,28 +5,30 @@ Dense models only. For a ternary W, W + s B A is not ternary, and rounding it to
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.export.hf_files import write_hf_files
+from lorawgpu.export.base_tensors import base_tensors, narrow
+from lorawgpu.export.hf_files import config_json, write_hf_files
 from lorawgpu.export.source import ExportSource
-from lorawgpu.export.weights_file import read_weights, write_weights
+from lorawgpu.export.weights_file import Raw, read_weights, write_weights
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.rope import Rope
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
-from lorawgpu.weights.tensors import Dense, is_linear
+from lorawgpu.weights.tensors import Dense
 
 RUNTIME = "merged weights"
 # Half a unit in the last place: relative, and absolute below the smallest normal number.
 HALF_STEP = {"bf16": (2.0**-8, 2.0**-134), "f16": (2.0**-11, 2.0**-25), "f32": (2.0**-24, 2.0**-150)}
+CHUNK = 1 << 24  # bytes compared at a time
 COPIED = {".json", ".jinja", ".txt", ".model", ".md", ".py", ""}  # of the files in a model folder that are not weights
 
 
@@ -40,6 +42,8 @@ def check_mergeable(source: ExportSource, dequantize: bool) -> None:
         )
     if dequantize and not source.config.ternary:
         raise UserError("--dequantize is for ternary models; this one is dense: remove it")
+    if isinstance(source.checkpoint, GgufCheckpoint):
+        config_json(source.checkpoint)  # some models have none: said before gigabytes are written
 
 
 def description(source: ExportSource) -> str:
@@ -62,59 +66,57 @@ def write(folder: Path, source: ExportSource) -> None:
         (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
 
 
-def merged_tensors(source: ExportSource) -> Iterator[tuple[str, Dense]]:
+def merged_tensors(source: ExportSource) -> Iterator[tuple[str, Dense | Raw]]:
     """All tensors of the merged model, one at a time. Raises CheckFailed for a value that overflows its dtype."""
-    for name in source.checkpoint.keys():
-        base = _base(source, name)
-        change = source.effect.get(name.removesuffix(".weight"))
+    for base in base_tensors(source):
+        tensor, change = base.tensor, source.effect.get(base.module)
         if change is not None:
-            base = narrow(base.float32() + change.delta(), base.dtype)
-            if not np.isfinite(base.float32()).all():
-                raise CheckFailed(f"{name}: with the adapter merged, a value overflows {base.dtype}")
-        yield name, base
-
-
-def _base(source: ExportSource, name: str) -> Dense:
-    if not (source.config.ternary and is_linear(name)):
-        return source.checkpoint.dense(name)
-    ternary = source.checkpoint.ternary(name)
-    return narrow(ternary.values().astype(np.float32) * np.float32(ternary.scale), "bf16")
-
-
-def narrow(values: np.ndarray, dtype: str) -> Dense:
-    """float32 rounded to nearest, ties to even."""
-    if dtype != "bf16":
-        with np.errstate(over="ignore"):
-            return Dense(values.astype({"f16": np.float16, "f32": np.float32}[dtype]), dtype)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return Dense(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), dtype)
+            tensor = narrow(tensor.float32() + change.delta(), tensor.dtype)
+            if not np.isfinite(tensor.float32()).all():
+                raise CheckFailed(f"{base.name}: with the adapter merged, a value overflows {tensor.dtype}")
+        yield base.name, tensor
 
 
 def check(folder: Path, source: ExportSource) -> str:
     """Compare the files with base + change; returns a note on the rounding. Raises CheckFailed if they differ."""
-    stored, kept, lost = read_weights(folder), 0.0, 0.0
-    names = source.checkpoint.keys()
-    if odd := sorted(stored.keys() ^ set(names)):
-        raise CheckFailed(f"{folder}, read back: {odd[0]} is in only one of base model and export")
-    for name in names:
-        base, got = _base(source, name), stored[name]
-        change = source.effect.get(name.removesuffix(".weight"))
-        if got.dtype != base.dtype or got.data.shape != base.data.shape:
-            raise CheckFailed(f"{folder}, read back: {name} is {got.dtype} {list(got.data.shape)}")
+    stored, kept, lost, dtypes = read_weights(folder), 0.0, 0.0, set()
+    for base in base_tensors(source):
+        name, tensor, change = base.name, base.tensor, source.effect.get(base.module)
+        got = stored.pop(name, None)
+        if got is None:
+            raise CheckFailed(f"{folder}, read back: {name} is missing")
+        if got.dtype != tensor.dtype or _shape(got) != _shape(tensor):
+            raise CheckFailed(f"{folder}, read back: {name} is {got.dtype} {list(_shape(got))}")
+        if isinstance(got, Dense):
+            dtypes.add(got.dtype)
         if change is None:
-            if not np.array_equal(got.data.view(np.uint8), np.ascontiguousarray(base.data).view(np.uint8)):
+            if not _same_bytes(got.data, tensor.data):
                 raise CheckFailed(f"{folder}, read back: {name} is not the base model's")
             continue
         delta = change.delta()
-        error = np.abs(got.float32() - (base.float32() + delta))
+        error = np.abs(got.float32() - (tensor.float32() + delta))
         relative, absolute = HALF_STEP[got.dtype]
         if not (error <= relative * np.abs(got.float32()) + absolute + 1e-6 * np.abs(delta)).all():
             raise CheckFailed(f"{folder}, read back: {name} is not base plus change, rounded")
         kept += float(np.square(delta, dtype=np.float64).sum())
         lost += float(np.square(error, dtype=np.float64).sum())
+    if stored:
+        raise CheckFailed(f"{folder}, read back: {min(stored)} is not a tensor of the base model")
     rounding = (lost / (kept or 1.0)) ** 0.5
-    dtypes = " and ".join(sorted({stored[name].dtype for name in names}))
-    return f"every weight, in {dtypes}, is base plus change; rounding moves them by {rounding:.1e} of the change"
+    return (
+        f"every weight, in {' and '.join(sorted(dtypes))}, is base plus change; rounding moves them by {rounding:.1e} "
+        "of the change"
+    )
+
+
+def _shape(tensor: Dense | Raw) -> tuple[int, ...]:
+    return tensor.shape if isinstance(tensor, Raw) else tensor.data.shape
+
+
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    """Compared in chunks, because a table of embeddings can be larger than the memory."""
+    a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return all(np.array_equal(a[i : i + CHUNK], b[i : i + CHUNK]) for i in range(0, len(a), CHUNK))
 
 
 def reopen(folder: Path, source: ExportSource) -> HfFolder:
@@ -128,17 +130,30 @@ def reopen(folder: Path, source: ExportSource) -> HfFolder:
 
 
 def _same_model(a: ModelConfig, b: ModelConfig) -> bool:
-    """Whether two configs are equal. RoPE is compared by frequencies, which a GGUF describes in another way."""
+    """Whether two configs are equal. A GGUF describes RoPE in another way, and keeps no other tower's prefix."""
 
-    def without_rope(config: ModelConfig) -> ModelConfig:
+    def plain(config: ModelConfig) -> tuple:
         layers = (replace(layer, attention=replace(layer.attention, rope=Rope(1.0))) for layer in config.layers)
-        return replace(config, layers=tuple(layers))
+        return astuple(replace(config, layers=tuple(layers), prefix=""))
 
-    def frequencies(config: ModelConfig) -> list:
-        return [layer.attention.rope.inv_freq(layer.attention.head_dim) for layer in config.layers]
+    def ropes(config: ModelConfig) -> list:
+        found = []
+        for rope, head_dim in ((layer.attention.rope, layer.attention.head_dim) for layer in config.layers):
+            inv = [rope.inv_freq(head_dim, long).tolist() for long in (False, True)]
+            switch = rope.original_max_position_embeddings if rope.switches else 0
+            found.append([inv, rope.attention_factor, switch, rope.rotary(head_dim)])
+        return found
 
-    same = without_rope(a) == without_rope(b)
-    return same and all(map(partial(np.allclose, rtol=1e-6, atol=0), frequencies(a), frequencies(b)))
+    return _close(plain(a), plain(b)) and _close(ropes(a), ropes(b))
+
+
+def _close(a: object, b: object) -> bool:
+    """Equality of nested values; numbers such as 1/x and x**-2 come back from a config.json rounded."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_close, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return a == b
 
 
 def remarks(source: ExportSource) -> list[str]:

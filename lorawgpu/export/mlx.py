@@ -2,34 +2,40 @@
 
 mlx-lm computes y + scale * (x @ lora_a) @ lora_b, lora_a [in, r], lora_b [r, out], with one scale and one rank for all
 modules. Scales of single modules (rsLoRA, patterns) go into their lora_b; smaller ranks are padded with zeros, because
-it refuses tensors of another shape.
+it refuses tensors of another shape. Its multimodal classes put `language_model` before `model`.
 Format: https://github.com/ml-explore/mlx-lm (mlx_lm/tuner/utils.py, load_adapters)
 """
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
 from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
+from lorawgpu.export.separate import fuse, separate
 from lorawgpu.export.source import ExportSource
+from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.hf import MULTIMODAL_PREFIX
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import read_json_object
 
 RUNTIME = "mlx-lm"
 MLX_WEIGHTS_FILE = "adapters.safetensors"
+THEIR_PREFIX = "language_model.model."
+WINDOWS = ("gemma3", "gemma4", "olmo3", "ministral3")  # families whose sliding window mlx-lm has
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    scale, rest = one_scale(source.scales)
-    rank = max(len(change.a) for change in source.effect.values())
+    effect = separate(source.effect)
+    scale, rest = one_scale({module: change.scale for module, change in effect.items()})
+    rank = max(len(change.a) for change in effect.values())
     tensors = {}
-    for module, change in source.effect.items():
-        tensors[f"{module}.lora_a"] = _padded(change.a, rank).T.copy()
-        tensors[f"{module}.lora_b"] = _padded(change.b.T * rest[module], rank)
+    for module, change in effect.items():
+        name = _swapped(module, MULTIMODAL_PREFIX, THEIR_PREFIX)
+        tensors[f"{name}.lora_a"] = _padded(change.a, rank).T.copy()
+        tensors[f"{name}.lora_b"] = _padded(change.b.T * rest[module], rank)
     (folder / MLX_WEIGHTS_FILE).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "mlx"}))
     config = {
         "fine_tune_type": "lora",
@@ -39,10 +45,14 @@ def write(folder: Path, source: ExportSource) -> None:
             "rank": rank,
             "scale": scale,
             "dropout": source.lora.dropout,
-            "keys": sorted({LINEAR.fullmatch(module)["path"] for module in source.effect}),
+            "keys": sorted({LINEAR.fullmatch(module)["path"] for module in effect}),
         },
     }
     (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _swapped(module: str, prefix: str, other: str) -> str:
+    return other + module.removeprefix(prefix) if module.startswith(prefix) else module
 
 
 def _padded(matrix: np.ndarray, rank: int) -> np.ndarray:
@@ -55,8 +65,13 @@ def _padded(matrix: np.ndarray, rank: int) -> np.ndarray:
 def read(folder: Path, source: ExportSource) -> dict[str, WeightChange]:
     scale = read_json_object(folder / ADAPTER_CONFIG_FILE)["lora_parameters"]["scale"]
     file = SafetensorsFile(folder / MLX_WEIGHTS_FILE)
-    modules = [re.fullmatch(r"(.+)\.lora_a", name)[1] for name in file.entries if name.endswith(".lora_a")]
-    return {m: WeightChange(file.read(f"{m}.lora_a").T, file.read(f"{m}.lora_b").T, scale) for m in modules}
+    changes = {}
+    for name in file.entries:
+        if name.endswith(".lora_a"):
+            base = name.removesuffix(".lora_a")
+            a, b = file.read(name).T, file.read(f"{base}.lora_b").T
+            changes[_swapped(base, THEIR_PREFIX, MULTIMODAL_PREFIX)] = WeightChange(a, b, scale)
+    return fuse(changes, source.effect)
 
 
 def remarks(source: ExportSource) -> list[str]:
@@ -73,4 +88,17 @@ def remarks(source: ExportSource) -> list[str]:
         found.append("modules with different scales: mlx-lm has one scale, the remaining factors are in their lora_b")
     if len({len(change.a) for change in source.effect.values()}) > 1:
         found.append("modules with different ranks: mlx-lm has one rank, smaller ones are padded with zeros")
+    return found + (_family_remarks(source.config) if source.config else [])
+
+
+def _family_remarks(config: ModelConfig) -> list[str]:
+    """What mlx-lm does otherwise with the base model, whether or not it has an adapter."""
+    found, windows = [], [layer.attention.window for layer in config.layers if layer.attention.window is not None]
+    if windows and config.family not in WINDOWS:
+        found.append(
+            f"the base model's sliding window of {min(windows)} tokens is ignored: mlx-lm attends to all tokens, so "
+            "longer sequences give other logits than in training"
+        )
+    if config.longest_short:
+        found.append("longrope: mlx-lm uses the long factors at every length, so short sequences give other logits")
     return found

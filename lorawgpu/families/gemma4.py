@@ -201,9 +201,11 @@ FAMILY = Family(
             {
                 "attention.sliding_window",
                 "attention.sliding_window_pattern",
+                "attention.head_count_kv",
+                "attention.value_length",
+                "feed_forward_length",
                 "final_logit_softcapping",
                 "rope.dimension_count",
-                "attention.value_length",
                 "rope_freqs",
             }
         ),
@@ -218,5 +220,5 @@ FAMILY = Family(
             "per_layer_config",
             "partial_rotary_factor",
         }
-    ),  # fmt: skip
+    ),
 )

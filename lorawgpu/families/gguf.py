@@ -69,9 +69,9 @@ def _common(meta: GgufKeys, family: Family) -> dict:
         "num_hidden_layers": meta.integer("block_count"),
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "num_key_value_heads": meta.per_layer("attention.head_count_kv", heads)[0],
+        "num_key_value_heads": _one(meta, family, "attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": meta.per_layer("feed_forward_length")[0],
+        "intermediate_size": _one(meta, family, "feed_forward_length"),
         "hidden_act": act,
         "hidden_activation": act,
         "rope_theta": meta.number("rope.freq_base", 10000.0),
@@ -85,6 +85,14 @@ def _common(meta: GgufKeys, family: Family) -> dict:
         "pad_token_id": meta.token("padding_token_id"),
         "sliding_window": None,
     }
+
+
+def _one(meta: GgufKeys, family: Family, key: str, default: int | None = None) -> int:
+    """A size of all layers. UserError if they differ, unless the family reads it by layer."""
+    values = meta.per_layer(key, default)
+    if key not in family.gguf.reads and len(set(values)) > 1:
+        raise UserError(f"{meta.file.path}: {meta.full(key)} is {brief(values)}; wanted the same for all layers.")
+    return values[0]
 
 
 def _rope_scaling(meta: GgufKeys) -> dict | None:

@@ -15,6 +15,7 @@ from lorawgpu.files.untrusted import brief
 
 # Keys for which null means: no window, no cap, no grouping of heads.
 NULLS = ("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
+PARTIAL = "partial_rotary_factor"
 TEXT_PREFIX, MULTIMODAL_PREFIX = "model.", "model.language_model."
 # Key -> (the option's name, the values that mean "off"). Any other value is refused, naming both, unless the family
 # reads the key itself (`Family.reads`).
@@ -38,7 +39,7 @@ OPTIONS = {
     "query_pre_attn_scalar": ("attn_scale", (None,)),
     "attention_multiplier": ("attn_scale", (None,)),
     "attn_scale": ("attn_scale", (None,)),
-    "partial_rotary_factor": ("partial_rotary_factor", (None, 1)),
+    PARTIAL: ("partial_rotary_factor", (None, 1)),
     "num_local_experts": ("mixture of experts", (None, 0, 1)),
     "num_experts": ("mixture of experts", (None, 0, 1)),
     "enable_moe_block": ("mixture of experts", (None, False)),
@@ -146,18 +147,20 @@ def _refuse_options(keys: Keys, family: Family) -> None:
     if "layer_types" not in family.reads and types and set(map(str, types)) != {GLOBAL}:
         raise UserError(f"{source}: layer_types {brief(types)} is not supported for this model; wanted {GLOBAL} only.")
     for key, (option, neutral) in OPTIONS.items():
-        value = data.get(key, _inside_rope(data, key))
+        value = data.get(key)
+        if key == PARTIAL and value is None:
+            value = next((s[key] for s in _rope_settings(data) if s.get(key) is not None), None)
         if key not in family.reads and value not in neutral:
             name = key if key == option else f"{key} ({option})"
             wanted = f"wanted {neutral[-1]!r}, or no such key"
             raise UserError(f"{source}: {name} = {brief(value)} is not supported yet; {wanted}.")
 
 
-def _inside_rope(data: dict, key: str) -> object:
-    """The value of a key that may be one of the settings of RoPE, for all layers or nested by their type."""
-    settings = data.get("rope_scaling") or data.get("rope_parameters")
-    values = [settings, *settings.values()] if isinstance(settings, dict) else []
-    return next((item[key] for item in values if isinstance(item, dict) and key in item), None)
+def _rope_settings(data: dict) -> list[dict]:
+    """The objects of RoPE settings, one for all layers or one for each type of layer."""
+    settings = [data.get(name) for name in ("rope_parameters", "rope_scaling")]
+    settings = [item for item in settings if isinstance(item, dict)]
+    return settings + [value for item in settings for value in item.values() if isinstance(value, dict)]
 
 
 def to_hf(config: ModelConfig, family: Family, torch_dtype: str) -> dict:

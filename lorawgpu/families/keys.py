@@ -20,8 +20,8 @@ SIZE_LIMITS = {
 
 
 # Hugging Face's names of activations, and ours (ops/gate.py).
+GATED = {"silu": "silu", "swish": "silu", "relu2": "relu2"}
 GELU = {"gelu_pytorch_tanh": "gelu_tanh"}
-GATED = {"silu": "silu", "swish": "silu", "relu2": "relu2", **GELU}
 
 
 @dataclass(frozen=True)

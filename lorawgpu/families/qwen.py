@@ -22,7 +22,7 @@ READS = frozenset({"sliding_window", "layer_types"})
 
 
 def read_layers(keys: Keys, norms: Norms, bias: bool) -> tuple[LayerSpec, ...]:
-    """Layers from `max_window_layers` on have the window if `use_sliding_window` is set; published files leave it off."""
+    """Layers from `max_window_layers` on have a window if `use_sliding_window` is set; published files leave it off."""
     layers = read_equal_layers(keys, norms=norms, bias=bias)
     window = keys.window() if keys.flag("use_sliding_window") else None
     first = keys.integer("max_window_layers", at_least=0)

@@ -120,6 +120,10 @@ class LayerSpec:
     per_layer_input: int = 0
     scalar: bool = False
 
+    def __post_init__(self):
+        if bool(self.norms.q) != bool(self.norms.k) and self.attention.shares is None:
+            raise ValueError("a layer has norms of both q and k, or of neither")
+
     def group_shapes(self, group: str) -> list[tuple[int, int]]:
         """`[out, in]` of the linear layers of a group, in the order of `paths`."""
         c, i = self.hidden, self.mlp.width

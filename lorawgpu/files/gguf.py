@@ -65,20 +65,23 @@ class GgufFile:
         info = self.tensors[name]
         return map_bytes(self.path, info.offset, info.nbytes).reshape(math.prod(info.shape[:-1]), -1)
 
-    def read(self, name: str) -> tuple[np.ndarray, str]:
+    def read(self, name: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, str]:
         """Tensor `name` and its type: F32, F16 and BF16 (as uint16) as stored, block types dequantized to F32.
 
-        UserError for a block type that the `gguf` library cannot dequantize.
+        rows: those rows of a matrix alone. UserError for a block type that the `gguf` library cannot dequantize.
         """
         info = self.tensors[name]
         raw = self.raw(name)
+        shape = info.shape
+        if rows is not None:
+            raw, shape = raw[rows], (len(rows), *shape[1:])
         if info.type in PLAIN:
-            return raw.view(PLAIN[info.type]).reshape(info.shape), info.type
+            return raw.view(PLAIN[info.type]).reshape(shape), info.type
         values = np.empty((len(raw), info.shape[-1]), np.float32)
         step = max(1, CHUNK_ELEMENTS // info.shape[-1])
         for start in range(0, len(raw), step):
             values[start : start + step] = _dequantize(raw[start : start + step], info.type, f"{self.path}: {name}")
-        return values.reshape(info.shape), "F32"
+        return values.reshape(shape), "F32"
 
 
 def _dequantize(raw: np.ndarray, type_name: str, where: str) -> np.ndarray:

@@ -50,13 +50,15 @@ class SafetensorsFile:
         if entry.dtype not in NUMPY_TYPES:
             supported = ", ".join(NUMPY_TYPES)
             raise UserError(f"{self.path}: {name} has unsupported dtype {entry.dtype}; wanted one of {supported}.")
-        dtype = np.dtype(NUMPY_TYPES[entry.dtype])
-        if not entry.nbytes:
-            return np.empty(entry.shape, dtype)
-        raw = map_bytes(self.path, entry.offset, entry.nbytes)
+        dtype, raw = np.dtype(NUMPY_TYPES[entry.dtype]), self.raw(name)
         if entry.offset % dtype.itemsize:  # the format does not guarantee alignment
             raw = raw.copy()
         return raw.view(dtype.newbyteorder("<")).reshape(entry.shape)
+
+    def raw(self, name: str) -> np.ndarray:
+        """The bytes of tensor `name`, of any dtype, read-only uint8."""
+        entry = self.entries[name]
+        return map_bytes(self.path, entry.offset, entry.nbytes) if entry.nbytes else np.empty(0, np.uint8)
 
 
 def read_header(path: Path) -> dict[str, Entry]:

@@ -31,19 +31,22 @@ _MAX_QUANTIFIERS = 4
 class LoraConfig:
     """The supported part of PEFT's LoraConfig. Modules are paths such as "model.layers.0.self_attn.q_proj".
 
-    `rank_pattern` and `alpha_pattern` map regexes of module paths to values that override `r` and `alpha`.
+    target_modules: names, or one string, which is a regex of whole module paths. `rank_pattern` and `alpha_pattern` map
+    regexes of module paths to values that override `r` and `alpha`.
     """
 
     r: int
     alpha: float
-    target_modules: tuple[str, ...]
+    target_modules: tuple[str, ...] | str
     use_rslora: bool = False
     dropout: float = 0.0
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
 
     def targets(self, module: str) -> bool:
-        """As PEFT's check_target_module_exists: a target is a full path, or the end of one after a dot."""
+        """As PEFT's check_target_module_exists: a name is a full path, or the end of one after a dot."""
+        if isinstance(self.target_modules, str):
+            return re.fullmatch(self.target_modules, module) is not None
         return any(matches(target, module) for target in self.target_modules)
 
     def rank(self, module: str) -> int:
@@ -70,8 +73,8 @@ def _by_pattern(patterns: dict, module: str, default):
 def lora_config_json(lora: LoraConfig, base_model_name: str, prefix: str = "") -> bytes:
     """`adapter_config.json` with keys that every version of PEFT knows: unknown ones crash old loaders.
 
-    prefix: of all modules of a multimodal model's text part. Its targets become a pattern, because PEFT would also look
-    for plain names in the vision tower, and fails on layers there that it does not know.
+    prefix: of all modules of a multimodal model's text part. Its targets become a pattern of these modules, because
+    PEFT would also look for the names in the vision tower, and fails on layers there that it does not know.
 
     `use_rslora` and the patterns are written only if they are set: a loader without them would be wrong anyway.
     """
@@ -86,7 +89,7 @@ def lora_config_json(lora: LoraConfig, base_model_name: str, prefix: str = "") -
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": lora.r,
-        "target_modules": _pattern(lora, prefix) if prefix else list(lora.target_modules),
+        "target_modules": _written_targets(lora.target_modules, prefix),
         "task_type": "CAUSAL_LM",
     }
     if lora.use_rslora:
@@ -98,9 +101,13 @@ def lora_config_json(lora: LoraConfig, base_model_name: str, prefix: str = "") -
     return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def _pattern(lora: LoraConfig, prefix: str) -> str:
-    """A regex of whole module paths that selects what `target_modules` selects below `prefix`."""
-    names = "|".join(re.escape(target.removeprefix(prefix)) for target in lora.target_modules)
+def _written_targets(targets: tuple[str, ...] | str, prefix: str) -> list[str] | str:
+    """`target_modules` for PEFT: with a `prefix`, a regex that selects the same modules, and none outside of it."""
+    if isinstance(targets, str):
+        return f"(?={re.escape(prefix)})(?:{targets})" if prefix else targets
+    if not prefix:
+        return list(targets)
+    names = "|".join(re.escape(target.removeprefix(prefix)) for target in targets)
     return rf"{re.escape(prefix)}(.*\.)?({names})"
 
 

@@ -38,7 +38,12 @@ def adapter_shapes(lora: LoraConfig, model: ModelConfig) -> dict[str, tuple[int,
     UserError for a target that matches no linear layer of this model.
     """
     linear_layers = model.linear_shapes()
-    for target in lora.target_modules:
+    if isinstance(lora.target_modules, str) and not any(map(lora.targets, linear_layers)):
+        raise UserError(
+            f"lora_target_modules: the pattern {brief(lora.target_modules)} matches no linear layer of this model; it "
+            f"has to match whole paths, such as {next(iter(linear_layers))}"
+        )
+    for target in () if isinstance(lora.target_modules, str) else lora.target_modules:
         if not any(matches(target, module) for module in linear_layers):
             raise UserError(
                 f"lora_target_modules: {target!r} matches no linear layer of this model; wanted one of "
@@ -103,9 +108,25 @@ def read_adapter(folder: str | Path, model: ModelConfig | None = None) -> tuple[
     lora = read_lora_config(folder / ADAPTER_CONFIG_FILE, list(modules))  # first: its errors are clearer
     tensors = _read_tensors(file)
     if model is not None:
+        lora = _for_model(lora, list(modules), model)
         shapes = _checked_shapes(path, lora, tensors, model)
         tensors = {name: tensors[name] for name in shapes}
     return lora, tensors
+
+
+def _for_model(lora: LoraConfig, modules: list[str], model: ModelConfig) -> LoraConfig:
+    """The config without names of layers that neither model nor adapter has, which PEFT's lists may contain.
+
+    A pattern was read as the paths of all `modules`; they become plain names if these select the same modules.
+    """
+    linear = list(model.linear_shapes())
+    known = tuple(t for t in lora.target_modules if any(matches(t, module) for module in (*linear, *modules)))
+    lora = replace(lora, target_modules=known or lora.target_modules)
+    if set(modules) != set(lora.target_modules):
+        return lora
+    names = tuple(dict.fromkeys(module.rsplit(".", 1)[-1] for module in linear if module in modules))
+    short = replace(lora, target_modules=names)
+    return short if set(filter(short.targets, linear)) == set(modules) else lora
 
 
 def _weights_of(folder: str | Path) -> Path:
@@ -183,7 +204,7 @@ def start_adapter(config, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.
     UserError if `config` sets a rank, alpha, rsLoRA or targets other than those of the adapter to continue from.
     """
     chosen = config.lora_target_modules
-    targets = model.all_linear() if chosen == "all-linear" else tuple(chosen)
+    targets = model.all_linear() if chosen == "all-linear" else chosen if isinstance(chosen, str) else tuple(chosen)
     wanted = LoraConfig(config.lora_r, config.lora_alpha, targets, config.use_rslora, config.lora_dropout)
     if config.adapter is None:
         return wanted, init_adapter(wanted, model, config.seed)

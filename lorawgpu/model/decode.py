@@ -14,7 +14,7 @@ from lorawgpu.model.attention import ATTENTION
 from lorawgpu.model.mlp import MLP, gate_options
 from lorawgpu.model.per_layer import PER_LAYER, per_layer_input
 from lorawgpu.model.sublayer import Mixer
-from lorawgpu.ops.attention_decode import attention_decode, fits, parts_shape, stats_shape
+from lorawgpu.ops.attention_decode import attention_decode, attention_decode_prepared, fits, parts_shape, stats_shape
 from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
@@ -26,11 +26,7 @@ from lorawgpu.weights.device_model import Model
 
 def decodes(model: Model, rows: int) -> bool:
     """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all."""
-    plain = all(
-        layer.heads.plain and not layer.spec.attention.window and not layer.spec.attention.softcap
-        for layer in model.layers
-    )
-    return plain and rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in model.config.layers)
+    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in model.config.layers)
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,6 @@ def _attention(c, layer, qkv, rows, cache, s) -> MatvecInput:
     options = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap}
     if layer.heads.plain:
         offsets = {"k_off": w.k_off, "v_off": w.v_off}
-        options = {"scale": spec.scale}
         attention_decode(c.plan, parts, stats, *cache, qkv, c.ropes.of(spec), rows, **offsets, **sizes, **options)
     else:
         q = _view(s.q, c.rows, w.q)
@@ -165,7 +160,8 @@ def _attention(c, layer, qkv, rows, cache, s) -> MatvecInput:
         own = (None, None) if spec.shares is not None else cache
         made = {"rows": c.rows, "heads": layer.heads, "constants": layer.constants}
         rope_forward(c.plan, q, *own, qkv, position, slot, c.ropes.of(spec), **made)
-        attention_decode(c.plan, parts, stats, *cache, q, None, rows, **sizes, **options)
+        longest = c.ropes.positions
+        attention_decode_prepared(c.plan, parts, stats, *cache, q, rows, longest=longest, **sizes, **options)
     return MatvecInput("attention", parts, stats=stats, head_dim=spec.head_dim)
 
 

@@ -17,7 +17,7 @@ class RopeTables:
 
     def __init__(self, device, config: ModelConfig, positions: int):
         self._tables = {}
-        self._shift, self.longest_short = positions, config.longest_short
+        self.positions, self.longest_short = positions, config.longest_short
         switches = self.longest_short is not None
         for spec in dict.fromkeys(layer.attention for layer in config.layers):
             if self._key(spec) not in self._tables:
@@ -37,7 +37,7 @@ class RopeTables:
 
     def rows_of(self, position: np.ndarray, length: np.ndarray) -> np.ndarray:
         """The row of the tables for a position in a sequence of `length` tokens."""
-        return position if self.longest_short is None else position + self._shift * (length > self.longest_short)
+        return position if self.longest_short is None else position + self.positions * (length > self.longest_short)
 
     @staticmethod
     def _key(spec: AttentionSpec):

@@ -1,7 +1,7 @@
 """Flash attention: nothing of size rows x slots is stored.
 
 Equations and guarantees: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
-`problem` is an ops.attention.Problem; shapes are checked there. The backward has two passes: dq, then dk and dv.
+`problem` is an AttentionProblem of ops.attention, which checks shapes. The backward has two passes: dq, then dk and dv.
 """
 
 import math
@@ -31,12 +31,13 @@ class Tile(NamedTuple):
 SMALL = Tile(8, 8, 4, 4, 4)  # compiles quickly, for the models of the tests
 WIDE = Tile(8, 16, 8, 4, 4)
 HUGE = Tile(8, 32, 8, 4, 2)
+VAST = Tile(8, 32, 8, 4, 4)
 # Largest head_dim -> tile, for each kernel. A thread holds rt x ct scores (twice that in the backward) and
 # rt x head_dim/tx sums (twice that in dkv). The limits are 255 registers and 16 KiB of workgroup memory.
 TILES = {
-    "forward": {32: SMALL, 64: Tile(8, 16, 4, 4, 8), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
-    "dq": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE},
-    "dkv": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 4, 4), 128: WIDE, 256: HUGE},
+    "forward": {32: SMALL, 64: Tile(8, 16, 4, 4, 8), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE, 512: VAST},
+    "dq": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE, 512: VAST},
+    "dkv": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 4, 4), 128: WIDE, 256: HUGE, 512: Tile(8, 32, 4, 4, 4)},
 }
 # Few workgroups leave a large GPU idle. The backward then splits its sums: dkv handles each query head of a group
 # separately, and dq and dkv visit only every second or fourth block per split. So the last bits of gradients (but

@@ -10,7 +10,7 @@ from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, tensor_names
 
-_MODULE = re.compile(r"base_model\.model\.(?P<module>.*layers\.(?P<layer>\d+)\..*\.(?P<name>\w+))\.lora_A\.weight")
+_MODULE = re.compile(r"base_model\.model\.(?P<module>.*layers\.(?P<layer>\d+)\.(.*\.)?(?P<name>\w+))\.lora_A\.weight")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.cli import add_device_option, main_of, parser_of
 from lorawgpu.config.schema import TrainConfig, json_schema, load_config
 from lorawgpu.data.preview import preview_lines
@@ -65,8 +66,11 @@ def run(argv: list[str]) -> int:
 def preview(config: TrainConfig, args: Namespace) -> int:
     text = text_setup_without_weights(config)
     data = load_data(config, text, args.skip_bad_lines)
-    if config.chat_template_kwargs and not args.json:
-        print(f"chat_template_kwargs: {json.dumps(config.chat_template_kwargs, ensure_ascii=False)}")
+    if not args.json:
+        if config.chat_template_kwargs:
+            print(f"chat_template_kwargs: {json.dumps(config.chat_template_kwargs, ensure_ascii=False)}")
+        if text.template and (note := prompt_note(text.template)):
+            print(note)
     for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty()):
         print(line)
     return 0

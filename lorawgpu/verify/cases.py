@@ -1,8 +1,8 @@
 """Golden cases: results of an independent autograd. compare.py compares ours with them.
 
-A case directory holds `config.json` and `model.safetensors` (or needs a model from elsewhere), `adapter_init/`,
-`batch.npz`, `case.json` and `expected.npz`; tests/golden/README.md describes them. Any array of `expected.npz` may be
-absent and is then not compared. Nothing here needs a GPU: run.py computes the results.
+A case directory holds `config.json` and `model.safetensors`, or `model.gguf` (or needs a model from elsewhere),
+`adapter_init/`, `batch.npz`, `case.json` and `expected.npz`; tests/golden/README.md describes them. Any array of
+`expected.npz` may be absent and is then not compared. Nothing here needs a GPU: run.py computes the results.
 """
 
 import math
@@ -21,6 +21,7 @@ from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
 PARTS = ("case.json", "batch.npz", "expected.npz", "adapter_init")  # files that only a case has
+OWN_GGUF = "model.gguf"
 STEPS = 3  # optimizer steps of a case
 TOLERANCE = 1e-4  # or DRIFTS times the drift of the independent float32 run from float64, if larger
 DRIFTS = 5
@@ -100,11 +101,11 @@ def read_case(folder: str | Path, model: str | None = None) -> GoldenCase:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; wanted a golden case directory with a case.json")
     settings = read_json_object(folder / "case.json")
-    own = (folder / "config.json").exists()
-    if not own and model is None:
+    model = own_model(folder) or model
+    if model is None:
         named = f"; case.json names {brief(settings['model'])}" if "model" in settings else ""
-        raise UserError(f"{folder}: has no model (config.json); pass one with --model{named}")
-    checkpoint = open_checkpoint(folder if own else model)
+        raise UserError(f"{folder}: has no model (config.json or {OWN_GGUF}); pass one with --model{named}")
+    checkpoint = open_checkpoint(model)
     lora, tensors = read_adapter(folder / "adapter_init", checkpoint.config)
     samples, mask = _read_batch(folder / "batch.npz", checkpoint.config.vocab_size)
     expected = _read_arrays(folder / "expected.npz")
@@ -113,6 +114,13 @@ def read_case(folder: str | Path, model: str | None = None) -> GoldenCase:
     if case.has("step_losses", "grad_norms", "after3.", "greedy") and not settings.get("adamw"):
         raise UserError(f"{folder}/case.json: adamw is missing; the optimizer steps in expected.npz need its settings")
     return case
+
+
+def own_model(folder: Path) -> Path | None:
+    """The model in a case directory: the directory itself, or its GGUF file."""
+    if (folder / "config.json").exists():
+        return folder
+    return folder / OWN_GGUF if (folder / OWN_GGUF).exists() else None
 
 
 def _read_arrays(path: Path) -> dict:

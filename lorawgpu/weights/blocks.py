@@ -1,7 +1,7 @@
 """GGML's blocks repacked for shaders, which read 32-bit words: records of four rows, with every value kept.
 
-A record is what common/blocks.wgsl describes: planes of codes, then scales, then f16 scales. Layouts of the types:
-ggml-quants.c of llama.cpp, and quants.py of the `gguf` package. Arrays are uint8 [rows, blocks of a row, ..] unless said.
+common/blocks.wgsl describes a record: planes of codes, then scales, then f16 scales. The types' layouts are those of
+ggml-quants.c in llama.cpp. Arrays are uint8 [rows, blocks of a row, ..] unless said.
 """
 
 from collections.abc import Callable
@@ -40,12 +40,12 @@ def codes(values: np.ndarray, bits: int) -> np.ndarray:
     """A plane of codes of 1, 2 or 4 bits, from [rows, blocks, columns of a block]."""
     rows, blocks, columns = values.shape
     shared = 4 // bits  # blocks of 4 x 4 that share two words
-    quads = values.reshape(rows // 4, 2, 2, blocks, columns // 4 // shared, shared, 4)
-    words = np.zeros((rows // 4, 2, blocks, columns // 4 // shared, 4), np.uint8)
+    quads = values.view("<u4").reshape(rows // 4, 2, 2, blocks, columns // 4 // shared, shared)
+    words = np.zeros((rows // 4, 2, blocks, columns // 4 // shared), np.uint32)
     for row in range(2):
-        for j in range(shared):
-            words |= quads[:, :, row, :, :, j] << bits * (2 * j + row)
-    return np.moveaxis(words.view("<u4")[..., 0], 1, 3).reshape(rows // 4, blocks, -1)
+        for j in range(shared):  # no code leaves its byte
+            words |= quads[:, :, row, :, :, j] << np.uint32(bits * (2 * j + row))
+    return np.moveaxis(words, 1, 3).reshape(rows // 4, blocks, -1)
 
 
 def code_bytes(values: np.ndarray) -> np.ndarray:
@@ -70,10 +70,12 @@ def scale(raw: np.ndarray, start: int) -> np.ndarray:
 
 
 def fields(raw: np.ndarray, bits: int, run: int) -> np.ndarray:
-    """The codes in bytes whose lowest `bits` are those of `run` columns, the next bits of the next columns, and so on."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    grouped = raw.reshape(*raw.shape[:2], -1, 1, run) >> shifts[:, None] & (1 << bits) - 1
-    return grouped.reshape(*raw.shape[:2], -1)
+    """The codes in bytes whose lowest `bits` belong to `run` columns, the next bits to the next columns, and so on."""
+    word = np.dtype("<u4" if run % 4 == 0 else "u1")  # several bytes at a time
+    mask = word.type(((1 << bits) - 1) * (0x01010101 if word.itemsize == 4 else 1))
+    grouped = np.ascontiguousarray(raw).view(word).reshape(*raw.shape[:2], -1, 1, run // word.itemsize)
+    shifts = np.arange(0, 8, bits, dtype=word)[:, None]
+    return (grouped >> shifts & mask).view(np.uint8).reshape(*raw.shape[:2], -1)
 
 
 def top_bits(raw: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Upload frozen weight matrices without changing their values (stores: ops/stores.py)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import partial, singledispatch
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -12,10 +12,12 @@ from lorawgpu.gpu.tensor import DTYPES, PAD, padded
 from lorawgpu.ops.matmul import Segments
 from lorawgpu.ops.stores import STORES, TERNARY, Store
 from lorawgpu.ops.weight import Part, Weight
+from lorawgpu.util.threads import in_order
 from lorawgpu.weights.blocks import block_bytes, records
 from lorawgpu.weights.tensors import Blocks, Dense, Ternary
 
 CHUNK_WEIGHTS = 1 << 22  # weights packed and uploaded at a time
+MAX_STAGED = 256 << 20  # bytes: the driver's library keeps what is written in host memory until the next submit
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,10 @@ def _(matrix: Blocks) -> Lines:
     def read(first, last):
         try:
             words = records(matrix.data[4 * first : 4 * last], store)
-        except ValueError as error:
-            raise UserError(f"{matrix.where}: {error}; the file is damaged.") from None
+        except ValueError:
+            raise UserError(
+                f"{matrix.where}: has scales that are not finite; the file is damaged, download it again."
+            ) from None
         return pad_to(words, last - first, words.shape[1])
 
     return Lines(store, padded(len(matrix.data)), columns, read)
@@ -66,20 +70,29 @@ def stack_weight(device, matrices: list, label: str) -> Weight:
     """Upload matrices stacked by rows. Each keeps its own store."""
     stacked = [lines_of(matrix) for matrix in matrices]
     weight = empty_weight(device, [(m.store, m.rows, m.scale) for m in stacked], stacked[0].columns, label)
+    pieces = []
     for matrix, end in zip(stacked, weight.segments.ends, strict=True):
-        for part in weight.parts:
-            _upload(device, part, matrix, end - matrix.rows)
+        pieces += [piece for part in weight.parts for piece in _pieces(matrix, end - matrix.rows, part)]
+    pending = 0
+    for (part, at, _), lines in zip(pieces, in_order(read for *_, read in pieces), strict=True):
+        device.write_at(part.tensor, at, lines)
+        pending += lines.nbytes
+        if pending > MAX_STAGED:
+            device.wait()
+            pending = 0
+    device.wait()
     return weight
 
 
-def _upload(device, part: Part, matrix: Lines, start: int) -> None:
-    """The rows of `matrix`, which begin at row `start` of the weight, that lie in `part`."""
+def _pieces(matrix: Lines, start: int, part: Part) -> Iterator[tuple[Part, int, Callable[[], np.ndarray]]]:
+    """(part, first element there, how to read it) for chunks of the rows of `matrix`, which begin at row `start` of the
+    weight, that lie in `part`."""
     per_line = part.store.rows
     first, last = max(start, part.start), min(start + matrix.rows, part.stop)
     step = max(1, CHUNK_WEIGHTS // (matrix.columns * per_line)) * per_line
     for row in range(first, last, step):
-        lines = matrix.read((row - start) // per_line, (min(row + step, last) - start) // per_line)
-        device.write_at(part.tensor, (row - part.start) // per_line * part.tensor.shape[1], lines)
+        lines = (row - start) // per_line, (min(row + step, last) - start) // per_line
+        yield part, (row - part.start) // per_line * part.tensor.shape[1], partial(matrix.read, *lines)
 
 
 def empty_weight(device, stacked: list, columns: int, label: str) -> Weight:

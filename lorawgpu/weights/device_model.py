@@ -1,5 +1,6 @@
 """The frozen model on the GPU: embedding, layers of fused projections and norms, head."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +12,17 @@ from lorawgpu.families.spec import LayerSpec
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.ops.rope import Heads, head_constants
 from lorawgpu.ops.weight import Weight
+from lorawgpu.util.progress import progress
 from lorawgpu.weights.device import pad_vector, stack_weight
-from lorawgpu.weights.tensors import NORM, PER_LAYER_MODEL, PER_LAYER_NORM, PER_LAYER_TABLE, SCALAR, Dense
+from lorawgpu.weights.tensors import (
+    NORM,
+    PER_LAYER_MODEL,
+    PER_LAYER_NORM,
+    PER_LAYER_TABLE,
+    SCALAR,
+    Dense,
+    expected_tensors,
+)
 
 
 @dataclass(frozen=True)
@@ -130,64 +140,87 @@ class Model:
         return sum(weight.nbytes for weight in self.matrices().values())
 
 
-def load_model(device, checkpoint, progress=lambda name: None) -> Model:
+def load_model(device, checkpoint) -> Model:
     """Upload a checkpoint one fused projection at a time, so that the host never holds more than that."""
-    config, prefix = checkpoint.config, checkpoint.config.prefix
+    with progress(_elements(checkpoint), "loading", " weights") as advance:
+        return _Upload(device, checkpoint, advance).model()
 
-    def vector(values, name):
-        return device.upload(pad_vector(values), label=name, kind="weights")
 
-    def norm(name, scale=1.0):
-        return vector(checkpoint.norm(name) * np.float32(scale), name)
+def _elements(checkpoint) -> int:
+    """The number of weights in the matrices that are uploaded."""
+    shapes = expected_tensors(checkpoint.config).items()
+    return sum(math.prod(shape) for name, shape in shapes if len(shape) == 2 and not name.endswith(PER_LAYER_TABLE))
 
-    def projection(layer, group):
-        progress(f"layers.{layer}.{group}")
-        names = [f"{module}.weight" for module in config.group_modules(layer, group)]
-        return stack_weight(device, [checkpoint.matrix(n) for n in names], f"layers.{layer}.{group}")
 
-    def constants(layer, spec, heads):
-        if not heads.constant_rows:
-            return None
-        at, paths = config.layer_path(layer), spec.norms.paths()
-        weights = {
-            f"{role}_norm": checkpoint.norm(f"{at}.{paths[role]}.weight") for role in HEAD_NORMS if role in paths
-        }
-        names = [f"{module}.bias" for module in config.group_modules(layer, "qkv")]
-        bias = [checkpoint.dense(name).float32() for name in names] if heads.bias else None
+class _Upload:
+    """Reads one tensor after another and puts it into GPU memory. advance(n): n weights are there."""
+
+    def __init__(self, device, checkpoint, advance):
+        self.device, self.checkpoint, self.advance = device, checkpoint, advance
+        self.config, self.prefix = checkpoint.config, checkpoint.config.prefix
+
+    def model(self) -> Model:
+        config = self.config
+        embedding = self.matrices([self.checkpoint.embedding_name], "embedding")
+        layers = tuple(self.layer(i, spec) for i, spec in enumerate(config.layers))
+        head = embedding
+        if not config.tie_word_embeddings:
+            head = self.matrices([self.checkpoint.head_name], "lm_head")
+        norm = self.norm(self.prefix + NORM, config.logits_scale)  # scaling the head's input scales the logits
+        return Model(config, embedding, layers, norm, head, self.per_layer() if config.per_layer_input else None)
+
+    def layer(self, index: int, spec: LayerSpec) -> Layer:
+        at, heads = self.config.layer_path(index), heads_of(spec, self.config.rms_norm_eps)
+        weights, norms = {}, {}
+        for group in spec.paths.groups():
+            names = [f"{module}.weight" for module in self.config.group_modules(index, group)]
+            weights[group] = self.matrices(names, f"layers.{index}.{group}")
+        for role, path in spec.norms.paths().items():
+            if role not in HEAD_NORMS:
+                norms[role] = self.norm(f"{at}.{path}.weight")
+        constants = self.constants(index, spec, heads) if heads.constant_rows else None
+        scalar = float(self.checkpoint.dense(f"{at}.{SCALAR}").float32()[0]) if spec.scalar else 1.0
+        per_layer = self.per_layer_model(index) if spec.per_layer_input else None
+        return Layer(index, spec, weights, norms, heads, constants, scalar, per_layer)
+
+    def matrices(self, names: list[str], label: str) -> Weight:
+        """Matrices stacked by rows."""
+        weight = stack_weight(self.device, [self.checkpoint.matrix(name) for name in names], label)
+        self.advance(sum(math.prod(self.shapes[name]) for name in names))
+        return weight
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return expected_tensors(self.config)
+
+    def norm(self, name: str, scale: float = 1.0) -> Tensor:
+        values = self.checkpoint.norm(name) * np.float32(scale)
+        return self.device.upload(pad_vector(values), label=name, kind="weights")
+
+    def constants(self, index: int, spec: LayerSpec, heads: Heads) -> Tensor:
+        """Norms of q and k, and biases, in one tensor."""
+        at, paths = self.config.layer_path(index), spec.norms.paths()
+        norms = {role: f"{at}.{paths[role]}.weight" for role in HEAD_NORMS if role in paths}
+        weights = {f"{role}_norm": self.checkpoint.norm(name) for role, name in norms.items()}
+        names = [f"{module}.bias" for module in self.config.group_modules(index, "qkv")]
+        bias = [self.checkpoint.dense(name).float32() for name in names] if heads.bias else None
         values = head_constants(heads, Widths.of(spec).qkv, bias=bias, **weights)
-        return device.upload(values, label=f"layers.{layer}.constants", kind="weights")
+        return self.device.upload(values, label=f"layers.{index}.constants", kind="weights")
 
-    def layer(index, spec):
-        at, heads = config.layer_path(index), heads_of(spec, config.rms_norm_eps)
-        paths = {role: path for role, path in spec.norms.paths().items() if role not in HEAD_NORMS}
-        return Layer(
-            index,
-            spec,
-            {group: projection(index, group) for group in spec.paths.groups()},
-            {role: norm(f"{at}.{path}.weight") for role, path in paths.items()},
-            heads,
-            constants(index, spec, heads),
-            float(checkpoint.dense(f"{at}.{SCALAR}").float32()[0]) if spec.scalar else 1.0,
-            per_layer_model(index),
-        )
+    @cached_property
+    def projections(self) -> Dense:
+        """The matrices of all layers that project the embedding to the layers' own inputs."""
+        return self.checkpoint.dense(self.prefix + PER_LAYER_MODEL)
 
-    def per_layer_model(index):
-        if not (width := config.per_layer_input):
-            return None
-        rows = projections.data[index * width : (index + 1) * width]
-        return stack_weight(device, [Dense(rows, projections.dtype)], f"layers.{index}.per_layer_model")
+    def per_layer_model(self, index: int) -> Weight:
+        width, stored = self.config.per_layer_input, self.projections
+        rows = Dense(stored.data[index * width : (index + 1) * width], stored.dtype)
+        self.advance(rows.data.size)
+        return stack_weight(self.device, [rows], f"layers.{index}.per_layer_model")
 
-    def per_layer():
-        table = prefix + PER_LAYER_TABLE
+    def per_layer(self) -> PerLayerInput:
+        table, checkpoint = self.prefix + PER_LAYER_TABLE, self.checkpoint
         dtype = checkpoint.gather(table, np.zeros(1, np.int64)).dtype
-        return PerLayerInput(norm(prefix + PER_LAYER_NORM), dtype, lambda ids: checkpoint.gather(table, ids).data)
-
-    progress("embedding")
-    embedding = stack_weight(device, [checkpoint.matrix(checkpoint.embedding_name)], "embedding")
-    projections = checkpoint.dense(prefix + PER_LAYER_MODEL) if config.per_layer_input else None
-    layers = tuple(layer(i, spec) for i, spec in enumerate(config.layers))
-    head = embedding
-    if not config.tie_word_embeddings:
-        head = stack_weight(device, [checkpoint.matrix(checkpoint.head_name)], "lm_head")
-    last = norm(prefix + NORM, config.logits_scale)  # scaling the head's input scales the logits
-    return Model(config, embedding, layers, last, head, per_layer() if config.per_layer_input else None)
+        return PerLayerInput(
+            self.norm(self.prefix + PER_LAYER_NORM), dtype, lambda ids: checkpoint.gather(table, ids).data
+        )

@@ -14,7 +14,17 @@ from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.gguf import GgufFile, TensorInfo
 from lorawgpu.ops.stores import STORES
 from lorawgpu.tokenizer.hf import Tokenizer
-from lorawgpu.weights.tensors import HEAD, SCALAR, Blocks, Checkpoint, Dense, Ternary, check_names, expected_tensors
+from lorawgpu.weights.tensors import (
+    HEAD,
+    PER_LAYER_TABLE,
+    SCALAR,
+    Blocks,
+    Checkpoint,
+    Dense,
+    Ternary,
+    check_names,
+    expected_tensors,
+)
 
 TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
@@ -41,6 +51,17 @@ class GgufCheckpoint(Checkpoint):
         """Whether any tensor is stored in quantized blocks."""
         return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
 
+    def widened(self) -> dict[str, list[str]]:
+        """The tensors that become float32, by their block type, because it has no store."""
+        found = {}
+        for name in self.keys():
+            if name.endswith(PER_LAYER_TABLE):
+                continue  # it stays on disk
+            kind = self._info(name).type
+            if kind not in DENSE_TYPES and self.store(name) == "f32":
+                found.setdefault(kind, []).append(name)
+        return found
+
     def settings(self) -> bytes:
         metadata = self._file.metadata
         return repr([(key, metadata[key]) for key in sorted(metadata) if not key.startswith("tokenizer.")]).encode()
@@ -48,6 +69,10 @@ class GgufCheckpoint(Checkpoint):
     def dense(self, name: str) -> Dense:
         data, kind = self._file.read(self._gguf_names[name])
         return Dense(self._in_our_order(name, data), DENSE_TYPES[kind])
+
+    def gather(self, name: str, ids: np.ndarray) -> Dense:
+        data, kind = self._file.read(self._gguf_names[name], ids)
+        return Dense(data, DENSE_TYPES[kind])
 
     def matrix(self, name: str) -> Dense | Blocks:
         if self._info(name).type in DENSE_TYPES or (store := self.store(name)) == "f32":
@@ -96,6 +121,6 @@ def permuted_heads(module: str, config: ModelConfig, family: Family) -> int:
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of q or k `[heads*HD, in]`, or its bias, from llama.cpp's interleaved RoPE to half-split RoPE."""
+    """Reorder the rows of q or k `[heads*HD, in]`, or its bias, from interleaved RoPE, llama.cpp's, to half-split."""
     rows, *width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, *width).swapaxes(1, 2).reshape(rows, *width)

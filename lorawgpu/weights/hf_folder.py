@@ -55,8 +55,18 @@ class HfFolder(Checkpoint):
         head, embedding = (self._files[name].read(self._stored[name]) for name in (HEAD, self.embedding_name))
         return not np.array_equal(head, embedding)
 
+    def outside(self) -> list[str]:
+        """The tensors of a multimodal model that do not belong to its text part."""
+        if self.config.prefix != MULTIMODAL_PREFIX:
+            return []
+        return [name for name in self._files if not name.startswith((self.config.prefix, "lm_head."))]
+
     def settings(self) -> bytes:
         return (self.path / "config.json").read_bytes()
+
+    def stored(self) -> dict[str, tuple[SafetensorsFile, str]]:
+        """Every tensor in the files, not only the model's: by our name, its file and its name there."""
+        return {name: (self._files[name], stored) for name, stored in self._stored.items()}
 
     def dense(self, name: str) -> Dense:
         dtype = self._dtype(name)

@@ -1,5 +1,7 @@
 """Opening the model that a user names: a Hugging Face folder, a `.gguf` file, a built-in or a hub name."""
 
+import math
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -7,7 +9,7 @@ from lorawgpu.errors import UserError
 from lorawgpu.files.hub import download, is_hub_name
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
-from lorawgpu.weights.tensors import Checkpoint, Dense, Ternary
+from lorawgpu.weights.tensors import Checkpoint, Dense, Ternary, expected_tensors
 
 __all__ = ["Checkpoint", "Dense", "Ternary", "open_checkpoint"]
 
@@ -50,12 +52,35 @@ def _instead_of(address: str) -> str:
 def open_path(path: Path, name: str) -> Checkpoint:
     """The checkpoint in an existing folder or `.gguf` file."""
     if path.is_dir():
-        return HfFolder(path, name)
+        checkpoint = HfFolder(path, name)
+        note_unused(checkpoint)
+        return checkpoint
     if not path.is_file():
         raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
     if path.suffix == ".gguf":
-        return GgufCheckpoint(path, name)
+        checkpoint = GgufCheckpoint(path, name)
+        note_widened(checkpoint)
+        return checkpoint
     raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors, name the folder they are in.")
+
+
+def note_unused(checkpoint: HfFolder) -> None:
+    """Print a note on stderr for a multimodal model: only its text part is read."""
+    if others := checkpoint.outside():
+        parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in others}))
+        print(
+            f"note: {checkpoint.name}: {len(others)} tensors ({parts}) are not read; only text is trained",
+            file=sys.stderr,
+        )
+
+
+def note_widened(checkpoint: GgufCheckpoint) -> None:
+    """Print a note on stderr for tensors that become float32: what they are, and their memory."""
+    shapes = expected_tensors(checkpoint.config)
+    for kind, names in checkpoint.widened().items():
+        size = sum(4 * math.prod(shapes[name]) for name in names) / 2**30
+        what = f"{len(names)} tensors of {kind} become" if len(names) > 1 else f"{names[0]} of {kind} becomes"
+        print(f"note: {checkpoint.name}: {what} float32, {size:.3g} GiB", file=sys.stderr)
 
 
 def open_builtin(name: str) -> Checkpoint:

@@ -20,7 +20,7 @@ ELSEWHERE = {
     "{text.missing}": "test_errors.py: text without a tokenizer",
     "to continue from (": "test_errors.py",
     "model_type": "test_errors.py",
-    "hidden_act": "test_errors.py",
+    "which has a vision tower": "no public Ministral 3 GGUF is small enough to merge; its words are those of Gemma 4",
     "rope_type": "test_errors.py",
     "use_dora": "test_errors.py",
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",

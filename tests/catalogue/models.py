@@ -9,6 +9,8 @@ import test_gguf
 from test_tokenizer import gguf_values
 from tiny_tokenizer import backend
 
+from lorawgpu.files.gguf import GgufFile
+
 from . import DENSE, RECORD, TERNARY, change, copy_of, evaluate, tensors_of, write_tensors
 
 MASTER = DENSE.parent / "bitnet_master"
@@ -94,9 +96,9 @@ HF = {
     "size missing": (partial(config, hidden_size=...), "hidden_size is missing"),
     "size of a word": (partial(config, vocab_size="many"), "vocab_size is 'many'; wanted a whole number from 1"),
     "a huge size": (partial(config, num_hidden_layers=10**9), "num_hidden_layers is 1000000000; wanted"),
-    "a head too large": (partial(config, head_dim=512), "head_dim is 512; wanted a whole number from 1 to 256"),
-    "a head too large, implied": (partial(config, head_dim=..., num_attention_heads=2, hidden_size=1024),
-                                "head_dim is 512; wanted a whole number from 1 to 256"),
+    "a head too large": (partial(config, head_dim=1024), "head_dim is 1024; wanted a whole number from 1 to 512"),
+    "a head too large, implied": (partial(config, head_dim=..., num_attention_heads=1, hidden_size=1024),
+                                "head_dim is 1024; wanted a whole number from 1 to 512"),
     "eps of a word": (partial(config, rms_norm_eps="tiny"), "rms_norm_eps is 'tiny'; wanted a number above 0"),
     "eps too large": (partial(config, rms_norm_eps=2.0), "rms_norm_eps is 2.0; wanted a number between 0 and 1"),
     "tied by a word": (partial(config, tie_word_embeddings="yes"), "tie_word_embeddings is 'yes'; wanted true or"),
@@ -106,8 +108,8 @@ HF = {
     "groups that do not divide": (partial(config, num_key_value_heads=3), "not a multiple of num_key_value_heads 3"),
     "odd heads": (partial(config, head_dim=15), "head_dim is 15; wanted an even number"),
     "theta below 1": (partial(config, rope_theta=0.5), "rope_theta is 0.5; wanted a finite number of at least 1"),
-    "rope of a list": (partial(config, rope_scaling=[1]), "rope_scaling is [1]; wanted one object"),
-    "partial RoPE": (partial(config, rope_scaling={"partial_rotary_factor": 0.5}), "partial_rotary_factor 0."),
+    "rope of a list": (partial(config, rope_scaling=[1]), "rope_scaling is [1]; wanted an object"),
+    "partial RoPE": (partial(config, rope_scaling={"partial_rotary_factor": 0.5}), "partial_rotary_factor = 0.5"),
     "llama3 without a factor": (partial(config, rope_scaling={"rope_type": "llama3", "low_freq_factor": 1,
                                 "high_freq_factor": 4}), "rope_scaling: factor is missing; wanted a number"),
     "llama3 factors reversed": (partial(config, rope_scaling={"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
@@ -178,6 +180,15 @@ def gguf_bytes(folder, edit):
     return evaluate(folder, path)
 
 
+def gguf_scale(folder, bits=b"\x00\x7c"):
+    """A file with an infinite block scale."""
+    source = DENSE.parent / "llama_q8_0" / "model.gguf"
+    raw, at = bytearray(source.read_bytes()), GgufFile(source).tensors["blk.0.ffn_up.weight"].offset
+    raw[at : at + 2] = bits
+    (folder / "m.gguf").write_bytes(raw)
+    return evaluate(folder, folder / "m.gguf")
+
+
 def gguf_made(folder, rest, tensors=0, keys=0):
     path = folder / "m.gguf"
     path.write_bytes(b"GGUF" + np.array([3], "<u4").tobytes() + np.array([tensors, keys], "<u8").tobytes() + rest)
@@ -218,8 +229,9 @@ GGUF = {
     "gguf row of half a block": (partial(gguf_made, rest=info([33], 8), tensors=1), "wanted rows of multiples of 32"),
     "gguf tensor twice": (partial(gguf_made, rest=info([8], 0) + info([8], 0, 32) + bytes(96), tensors=2), "appears t"),
     "gguf with a gap": (partial(gguf_made, rest=info([8], 0, 64) + bytes(200), tensors=1), "leaves a gap before it"),
+    "gguf with an infinite scale": (gguf_scale, "mlp.up_proj.weight: has scales that are not finite; the file is dam"),
     "gguf alignment of 3": (partial(gguf, metadata={"general.alignment": 3}), "general.alignment is 3"),
-    "gguf of another family": (partial(gguf, arch="qwen2"), "architecture 'qwen2' is not supported"),
+    "gguf without sizes": (partial(gguf, arch="qwen2"), "qwen2.attention.head_count is missing"),
     "gguf of bitnet": (partial(gguf, arch="bitnet-25"), "is not supported as GGUF"),
     "gguf of an adapter": (partial(gguf, metadata={"general.type": "adapter"}), "(pass an adapter with --adapter"),
     "gguf in parts": (partial(gguf, metadata={"split.count": 4}), "is one part of a split model"),
@@ -244,9 +256,9 @@ GGUF = {
     "gguf BOS outside": (text({"bos_token_id": 9999}), "bos_token_id 9999 is outside the vocabulary"),
     "gguf unknown outside": (text({"unknown_token_id": 9999}), "unknown_token_id 9999 is outside the vocabulary"),
     "gguf of too many layers": (partial(gguf, metadata={"block_count": 5000}), "num_hidden_layers is 5000; wanted"),
-    "gguf of a head too large": (partial(gguf, metadata={"attention.key_length": 512, "attention.value_length": 512,
-                                                           "rope.dimension_count": 512}),
-                                 "head_dim is 512; wanted a whole number from 1 to 256"),
+    "gguf of a head too large": (partial(gguf, metadata={"attention.key_length": 1024, "attention.value_length": 1024,
+                                                           "rope.dimension_count": 1024}),
+                                 "head_dim is 1024; wanted a whole number from 1 to 512"),
     "gguf without tokens": (text({"tokens": None}), "tokenizer.ggml.tokens is missing or not a list"),
     "gguf too few token types": (text({"token_type": [1]}), "token_type is not a list of"),
     "gguf flag of a word": (text({"add_bos_token": "yes"}), "add_bos_token is 'yes'; wanted true or false"),

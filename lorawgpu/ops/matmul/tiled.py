@@ -45,7 +45,8 @@ def record(plan, problem, tile=None):
     buffers = {"a": p.a.tensor, "b": p.b.tensor, "out": p.out.tensor}
     buffers |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     grid = (-(-p.n // template["BN"]), -(-p.m // template["BM"]), p.splits)
-    plan.record("matmul", "main", grid, params=params, template=template, flops=2.0 * p.m * p.n * p.k, **buffers)
+    terms = p.k + (max(e.lora.ranks) if e.lora else 0)
+    plan.record("matmul", "main", grid, params=params, template=template, flops=2.0 * p.m * p.n * terms, **buffers)
 
 
 def choose_tile(problem) -> str:
