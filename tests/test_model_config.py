@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.hf import from_hf
+from lorawgpu.families.spec import Norms
 from lorawgpu.ops.gate import ACTIVATIONS
 
 GOLDEN = Path(__file__).parent / "golden"

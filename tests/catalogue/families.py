@@ -7,7 +7,7 @@ import gguf as gguf_library
 import test_gguf
 from family_gguf import write_case
 
-from . import GOLDEN, change, copy_of, evaluate
+from . import GOLDEN, change, copy_of, evaluate, tensors_of, write_tensors
 
 
 def config(folder, case, **keys):
@@ -19,6 +19,15 @@ def config(folder, case, **keys):
 def text_config(folder, case, **keys):
     settings = json.loads((GOLDEN / case / "config.json").read_text())["text_config"]
     return config(folder, case, text_config={k: v for k, v in (settings | keys).items() if v is not ...})
+
+
+def bias_of_o(folder):
+    model, name = copy_of(GOLDEN / "qwen2", folder), "model.layers.0.self_attn.o_proj.bias"
+    path = model / "model.safetensors"
+    header, data = tensors_of(path)
+    header[name] = {"dtype": "F32", "shape": [60], "data_offsets": [len(data), len(data) + 240]}
+    write_tensors(path, header, data + bytes(240))
+    return evaluate(folder, model)
 
 
 def rope(folder, case="llama_dense", **settings):
@@ -62,7 +71,38 @@ def merged_gguf(folder, case, arch):
 YARN, LONG = {"rope_type": "yarn", "factor": 2.0}, {"type": "longrope", "long_factor": [1.0] * 6}
 CASES = {
     "experts": (partial(text_config, case="gemma4", enable_moe_block=True), "enable_moe_block (mixture of experts)"),
-    "Qwen3.5": (partial(config, case="qwen3", model_type="qwen3_5"), "model_type 'qwen3_5' is not supported"),
+    "Qwen3.5": (partial(config, case="qwen3", model_type="qwen3_5"), "model_type 'qwen3_5' (gated delta nets)"),
+    "a model of experts": (
+        partial(config, case="qwen3", model_type="qwen3_moe"),
+        "model_type 'qwen3_moe' (a mixture of experts) is not supported",
+    ),
+    "experts of the hybrid": (
+        partial(config, case="granite4", num_local_experts=4),
+        "num_local_experts (mixture of experts) = 4",
+    ),
+    "linear attention": (
+        partial(config, case="qwen2", layer_types=["linear_attention"] * 3),
+        "wanted 3 of sliding_attention or full_attention",
+    ),
+    "biases of the MLP": (partial(config, case="smollm3", mlp_bias=True), "mlp_bias = True is not supported yet"),
+    "biases of Qwen3": (partial(config, case="qwen3", attention_bias=True), "attention_bias (qkv_bias) = True"),
+    "a bias of o": (bias_of_o, "1 tensor (model.layers.0.self_attn.o_proj.bias) not part of the config's"),
+    "bidirectional Gemma 3": (
+        partial(config, case="gemma3", use_bidirectional_attention=True),
+        "use_bidirectional_attention (bidirectional attention) = True",
+    ),
+    "a bidirectional Llama": (
+        partial(config, case="llama_dense", is_causal=False),
+        "is_causal (bidirectional attention) = False",
+    ),
+    "sizes by layer": (
+        partial(text_config, case="gemma4", per_layer_config={"0": {"head_dim": 8}}),
+        "wanted the same head_dim and num_key_value_heads for all full_attention layers",
+    ),
+    "scaled queries that rotate in part": (
+        partial(config, case="phi3", rope_scaling={"rope_type": "default", "llama_4_scaling_beta": 0.1}),
+        "llama_4_scaling_beta together with partial_rotary_factor is not supported",
+    ),
     "biases of all projections": (
         partial(config, case="llama_dense", attention_bias=True),
         "attention_bias (qkv_bias)",
