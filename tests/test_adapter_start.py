@@ -1,6 +1,8 @@
 """The adapter that a run begins with: shapes, ranks and scales by pattern; a start from a seed, or from another one."""
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +12,16 @@ from adapters import LORA, MODEL, alive
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.errors import UserError
 from lorawgpu.families.modules import LINEAR_MODULES
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.lora.peft_config import LoraConfig
-from lorawgpu.lora.peft_dir import adapter_shapes, init_adapter, start_adapter, write_adapter
+from lorawgpu.lora.peft_dir import (
+    adapter_shapes,
+    init_adapter,
+    read_adapter,
+    start_adapter,
+    tensor_names,
+    write_adapter,
+)
 
 
 @pytest.fixture
@@ -40,6 +50,30 @@ def test_shapes_of_all_linear_by_hand():
 def test_a_target_that_matches_nothing_is_named(target):
     with pytest.raises(UserError, match=f"'{target}' matches no linear layer of this model; wanted one of q_proj"):
         adapter_shapes(replace(LORA, target_modules=("q_proj", target)), MODEL)
+
+
+def test_one_string_is_a_pattern_of_whole_paths(tmp_path):
+    """As PEFT's, and written as it is, but for a multimodal model only below its text model."""
+    pattern = r".*layers\.[12]\..*\.(q|up)_proj"
+    lora, tensors = start_adapter(config(lora_target_modules=pattern), MODEL)
+    modules = [f"model.layers.{n}.{path}" for n in (1, 2) for path in ("self_attn.q_proj", "mlp.up_proj")]
+    assert [name for module in modules for name in tensor_names(module)] == list(tensors)
+    write_adapter(tmp_path, lora, tensors, "base")
+    assert json.loads((tmp_path / ADAPTER_CONFIG_FILE).read_text())["target_modules"] == pattern
+    assert read_adapter(tmp_path, MODEL)[1].keys() == tensors.keys()
+    text = replace(MODEL, prefix="model.language_model.")
+    lora, tensors = start_adapter(config(lora_target_modules=pattern), text)
+    write_adapter(tmp_path, lora, tensors, "base")
+    wide = json.loads((tmp_path / ADAPTER_CONFIG_FILE).read_text())["target_modules"]
+    assert all(re.fullmatch(wide, module) for module in text.linear_shapes() if lora.targets(module))
+    assert lora.targets("model.vision_tower.layers.1.mlp.up_proj")
+    assert not re.fullmatch(wide, "model.vision_tower.layers.1.mlp.up_proj")
+
+
+@pytest.mark.parametrize("pattern", ["q_proj$", r"layers\.0\..*", r"model\.layers\.7\..*"])
+def test_a_pattern_that_matches_nothing_is_named(pattern):
+    with pytest.raises(UserError, match="matches no linear layer of this model; it has to match whole paths"):
+        adapter_shapes(replace(LORA, target_modules=pattern), MODEL)
 
 
 def test_no_target_at_all():

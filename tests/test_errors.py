@@ -40,6 +40,10 @@ CASES = {
     "word for a number": (lambda t: {"learning_rate": "fast"}, "learning_rate: got 'fast'"),
     "unknown target": (lambda t: {"lora_target_modules": ["c_attn"]}, "unknown module 'c_attn'"),
     "target in no layer": (lambda t: {"lora_target_modules": ["layers.7.self_attn.q_proj"]}, "matches no linear layer"),
+    "pattern in no layer": (
+        lambda t: {"lora_target_modules": "layers.*q_proj"},
+        "has to match whole paths, such as model",
+    ),
     "missing model": (lambda t: {"base_model": str(t / "none")}, "none' does not exist"),
     "no base_model": (lambda t: {"base_model": None}, "base_model: missing"),
     "missing data": (lambda t: {"datasets": [{"path": str(t / "none.jsonl")}]}, "none.jsonl' does not exist"),

@@ -11,9 +11,13 @@ import types
 
 import numpy as np
 import pytest
+from golden_case import GOLDEN
+from tiny_model import random_adapter
 from tiny_run import MODEL, byte_model, write_config, write_data
 
 from lorawgpu.config.schema import load_config
+from lorawgpu.families.modules import PER_LAYER_MODULES
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 from lorawgpu.report import __main__ as report
 from lorawgpu.report.__main__ import write_report
@@ -21,6 +25,7 @@ from lorawgpu.report.adapter import product_norm, read_change
 from lorawgpu.report.charts import line_chart
 from lorawgpu.report.record import read_run
 from lorawgpu.train.metrics import MetricsLog, read_metrics
+from lorawgpu.weights.loader import open_checkpoint
 
 CHARTS = ("loss", "eval-loss", "learning-rate", "grad-norm", "speed", "memory", "adapter")
 HOSTILE = "<script>alert('x')</script> & \"quoted\""
@@ -149,6 +154,16 @@ def test_change_is_the_norm_of_the_difference_of_products(tmp_path):
     zero = read_change(MODEL / "adapter_init", MODEL / "adapter_init")
     assert max(v for layer in zero.change.values() for v in layer.values()) < 1e-6
     assert product_norm(np.zeros((2, 3)), np.ones((4, 2))) == 0
+
+
+def test_every_linear_layer_of_a_family_has_a_change(tmp_path):
+    """Those of per-layer inputs too, which lie in the layer itself."""
+    model = GOLDEN / "gemma4"
+    lora = LoraConfig(2, 4, ("q_proj", *PER_LAYER_MODULES))
+    write_adapter(tmp_path, lora, random_adapter(lora, open_checkpoint(model).config), "base")
+    change = read_change(tmp_path, None)
+    assert change.modules == ["q_proj", *PER_LAYER_MODULES]
+    assert all(set(layer) == set(change.modules) and min(layer.values()) > 0 for layer in change.change.values())
 
 
 def test_charts_are_the_same_every_time():

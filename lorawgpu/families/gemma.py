@@ -123,7 +123,7 @@ def config_json(config: ModelConfig) -> dict:
     data = common_json(replace(config, layers=(layer,))) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "hidden_act": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": layer.attention.scale**-2,
+        "query_pre_attn_scalar": _whole(layer.attention.scale**-2),
         "layer_types": [GLOBAL if item.attention.window is None else LOCAL for item in config.layers],
         "sliding_window": local and local.attention.window,
         "final_logit_softcapping": config.final_softcap,
@@ -133,6 +133,11 @@ def config_json(config: ModelConfig) -> dict:
         return data | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
     names = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     return data | names | {"rope_local_base_freq": local.attention.rope.theta if local else LOCAL_THETA}
+
+
+def _whole(value: float) -> float | int:
+    """transformers wants a whole number here, and GGUF stores its inverse root in float32."""
+    return round(value) if math.isclose(value, round(value), rel_tol=1e-6) else value
 
 
 LAYER_NAMES_4 = LAYER_NAMES | {
