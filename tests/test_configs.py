@@ -31,15 +31,26 @@ SHAPES = {  # base_model -> config.json
     "meta-llama/Llama-3.2-1B-Instruct": CONFIGS["llama-3.2-1b"],
     "models/SmolLM2-135M-Instruct.Q4_1.gguf": CONFIGS["smollm2-135m"] | {"torch_dtype": "float32"},
     "tiiuae/Falcon3-1B-Instruct-1.58bit": CONFIGS["falcon3-1b-1.58bit"],
+    "Qwen/Qwen3-4B-Instruct-2507": CONFIGS["qwen3-4b"],
+    "Qwen/Qwen2.5-1.5B-Instruct": CONFIGS["qwen2.5-1.5b"],
+    "google/gemma-3-1b-it": CONFIGS["gemma-3-1b"],
+    "google/gemma-4-E2B-it": CONFIGS["gemma-4-e2b"],
+    "HuggingFaceTB/SmolLM3-3B": CONFIGS["smollm3-3b"],
+    "microsoft/Phi-4-mini-instruct": CONFIGS["phi-4-mini"],
 }
 
 
-def hollow_model(folder: Path, config: dict) -> Path:
-    """A model folder of this shape whose weights are a hole in a sparse file; its tokenizer is the built-in model's."""
+def hollow_model(folder: Path, config: dict, switches=()) -> Path:
+    """A model folder of this shape whose weights are a hole in a sparse file; its tokenizer is the built-in model's.
+
+    switches: variables that its chat template reads.
+    """
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((ASSETS / "tiny-bitnet" / name).read_bytes())
+    (folder / "tokenizer.json").write_bytes((ASSETS / "tiny-bitnet" / "tokenizer.json").read_bytes())
+    settings = json.loads((ASSETS / "tiny-bitnet" / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "".join(f"{{% if {s} %}}{{% endif %}}" for s in switches) + settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     model, header, end = from_hf(config, "test"), {}, 0
 
     def put(name, dtype, shape, size):
@@ -83,8 +94,9 @@ def header_of(path: Path) -> dict[str, str]:
     return {word: text[a:b].removeprefix(word).strip() for word, a, b in zip(HEADER, starts, starts[1:], strict=False)}
 
 
-def test_all_six_are_there():
+def test_all_are_there():
     names = {"tiny", "bitnet-2b-chat", "bitnet-2b-8gb", "llama-3.2-1b", "smollm2-docstrings", "falcon3-1.58bit"}
+    names |= {"qwen3-4b", "qwen2.5-1.5b", "gemma-3-1b", "gemma-4-e2b", "smollm3-3b", "phi-4-mini"}
     assert {path.stem for path in PATHS} == names
 
 
@@ -129,7 +141,9 @@ def dry_run(files, tmp_path, monkeypatch):
         sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}", *more]
         if not base_of(path).startswith("builtin:"):
             model = tmp_path / "model"
-            sets.append(f"base_model={model if model.exists() else hollow_model(model, SHAPES[base_of(path)])}")
+            if not model.exists():
+                hollow_model(model, SHAPES[base_of(path)], load_config(path).chat_template_kwargs)
+            sets.append(f"base_model={model}")
         return train.main([str(path), "--dry-run", *(arg for text in sets for arg in ("--set", text))])
 
     return plan
@@ -150,6 +164,6 @@ def test_on_the_guaranteed_limits_it_fits_or_says_which_micro_batch_would(path, 
     if dry_run(path, least_card) == 0:
         return
     said = capsys.readouterr().err
-    assert "134,217,728" in said
+    assert "134,217,728" in said or "268,435,456" in said  # bytes of a binding, or of a buffer
     fits = re.search(r"It would fit with micro_batch_size (\d+) ", said)[1]
     assert dry_run(path, least_card, f"micro_batch_size={fits}") == 0

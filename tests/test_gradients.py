@@ -99,7 +99,7 @@ def test_shapes_against_the_reference(device, kernels, changes, attention):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_layers_of_their_own_sizes_against_the_reference(device, kernels, checkpointing):
-    """Heads, widths, norms, act and RoPE may differ by layer; when checkpointing, only equal layers share buffers."""
+    """Heads, widths, norms, act and RoPE may differ by layer; when checkpointing, all share buffers."""
     own = {"heads": 2, "kv_heads": 2, "head_dim": 12, "width": 56, "act": "relu2", "norms": EVERY_NORM}
     layers = [tiny_config(count=1, **sizes).layers[0] for sizes in ({}, own | {"rope": Rope(50.0)}, {})]
     config = replace(tiny_config(), layers=tuple(layers))

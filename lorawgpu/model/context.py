@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lorawgpu.gpu import Plan, Workspace
-from lorawgpu.gpu.tensor import Tensor, padded
+from lorawgpu.gpu.tensor import DTYPES, Tensor, padded
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.weights.device_model import Layer, Model
+
+GATHERED = 256  # rows of the table at a time: few enough to stay in the processor's cache while they are sorted
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class StepData:
     target_rows: Tensor
     target_ids: Tensor
     per_layer: tuple[Tensor, ...] = ()  # [rows, padded(P)] of each layer: rows of the table of per-layer inputs
+    width: int = 0  # P
+    staging: np.ndarray | None = None  # [layers, rows, padded(P)] on the host, where the rows are sorted by layer
 
     @staticmethod
     def create(device, model: Model, capacity: int, targets: int) -> "StepData":
@@ -35,31 +39,35 @@ class StepData:
             *(one(n, capacity) for n in ("ids", "position", "slot", "kv_start", "segment_end")),
             one("target_rows", targets),
             one("target_ids", targets),
-            tuple(_per_layer(device, model, capacity)),
+            *_per_layer(device, model, capacity),
         )
 
     def rows(self, count: int) -> "StepData":
         """The same buffers, cut to `count` rows."""
         cut = [t.view(0, (count,)) for t in (self.ids, self.position, self.slot, self.kv_start, self.segment_end)]
         per_layer = tuple(t.view(0, (count, t.shape[1])) for t in self.per_layer)
-        return StepData(*cut, self.target_rows, self.target_ids, per_layer)
+        return StepData(*cut, self.target_rows, self.target_ids, per_layer, self.width, self.staging)
 
     def write_per_layer(self, device, model: Model, ids: np.ndarray) -> None:
         """Gather the table's rows of the tokens `ids` from disk and write them for each layer."""
         if not self.per_layer:
             return
-        rows = model.per_layer.gather(ids).reshape(len(ids), len(self.per_layer), -1)
-        missing = self.per_layer[0].shape[1] - rows.shape[2]
-        for layer, tensor in enumerate(self.per_layer):
-            values = np.pad(rows[:, layer], ((0, 0), (0, missing))) if missing else rows[:, layer]
-            device.write(tensor.view(0, values.shape), np.ascontiguousarray(values))
+        for start in range(0, len(ids), GATHERED):
+            rows = model.per_layer.gather(ids[start : start + GATHERED]).reshape(-1, len(self.per_layer), self.width)
+            self.staging[:, start : start + len(rows), : self.width] = rows.swapaxes(0, 1)
+        for tensor, values in zip(self.per_layer, self.staging[:, : len(ids)], strict=True):
+            device.write(tensor.view(0, values.shape), values)
 
 
-def _per_layer(device, model: Model, capacity: int):
-    if model.per_layer:
-        shape = (capacity, padded(model.config.per_layer_input))
-        for layer in model.layers:
-            yield device.tensor(shape, model.per_layer.dtype, f"per-layer input {layer.index}", "step")
+def _per_layer(device, model: Model, capacity: int) -> tuple:
+    """The last three fields of StepData; none if the model has no per-layer inputs."""
+    if not model.per_layer:
+        return ()
+    width, dtype = model.config.per_layer_input, model.per_layer.dtype
+    shape = (capacity, padded(width))
+    names = (f"per-layer input {layer.index}" for layer in model.layers)
+    tensors = tuple(device.tensor(shape, dtype, name, "step") for name in names)
+    return tensors, width, np.zeros((len(tensors), *shape), DTYPES[dtype])
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Activations that the forward of a layer saves for its backward."""
 
 from dataclasses import dataclass, field
+from math import prod
 
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.gpu.tensor import Tensor, padded
+
+ROLES = ("attn_in", "attn_sub", "mlp_in", "attn_out", "mlp_out", "ple_out")  # norms whose rstd is saved
 
 
 def take_h(c, layer) -> dict:
@@ -25,40 +28,42 @@ class Saved:
     gu: Tensor
     rstd: dict = field(default_factory=dict)  # norm role -> [rows]
     unnormed: dict = field(default_factory=dict)  # inputs of norms: "qkv", "attn_out", "mlp_out", "ple_out"
-    h: dict = field(default_factory=dict)  # from take_h
+    h: dict = field(default_factory=dict)  # from take_h, set by the caller
     x2: Tensor | None = None  # with a per-layer input: the residual stream before it
     ple_gate: Tensor | None = None
     ple: Tensor | None = None
 
     @staticmethod
-    def take(c, layer, cache=None) -> "Saved":
-        """Take buffers for one layer. `cache`: the (k, v) to use, if they outlive the layer."""
-        w, norms = layer.widths, layer.norms
-        rstd = {}
+    def take(c, layer, cache=None, lend=None) -> "Saved":
+        """Take buffers for one layer. `cache`: the (k, v) to use, if they outlive the layer.
 
-        def stat(role):
-            if role in norms:
-                rstd[role] = c.work.take((c.rows,), label=f"rstd {role}", kept=True)
+        lend(shape, label): where the others come from; by default they are the layer's own.
+        """
+        w, rows, normed = layer.widths, c.rows, [role for role in ROLES if role in layer.norms]
+        lend = lend or (lambda shape, label: c.work.take(shape, label=label, kept=True))
 
-        k, v = cache or (c.keep(w.kv, "k"), c.keep(w.kv, "v"))
-        stat("attn_in")
-        q, a, lse = c.keep(w.q, "q"), c.keep(w.q, "attention"), c.keep(2 * layer.spec.attention.heads, "lse")
-        stat("attn_sub")
-        x1 = c.keep(w.hidden, "x1")
-        stat("mlp_in")
-        gu = c.keep(w.gate_up, "gate_up")
-        unnormed = {}
+        def keep(width, label):
+            return lend((rows, width), label)
+
+        k, v = cache or (keep(w.kv, "k"), keep(w.kv, "v"))
+        saved = Saved(
+            x=None,
+            q=keep(w.q, "q"),
+            k=k,
+            v=v,
+            a=keep(w.q, "attention"),
+            lse=keep(2 * layer.spec.attention.heads, "lse"),
+            x1=keep(w.hidden, "x1"),
+            gu=keep(w.gate_up, "gate_up"),
+            rstd={role: lend((rows,), f"rstd {role}") for role in normed},
+            unnormed={role: keep(w.hidden, f"before {role}") for role in normed if role.endswith("out")},
+        )
         if layer.heads.normed:
-            unnormed["qkv"] = c.keep(w.qkv, "qkv")
-        for role in ("attn_out", "mlp_out", "ple_out"):
-            stat(role)
-            if role in norms:
-                unnormed[role] = c.keep(w.hidden, f"before {role}")
-        saved = Saved(None, q, k, v, a, lse, x1, gu, rstd, unnormed, take_h(c, layer))
+            saved.unnormed["qkv"] = keep(w.qkv, "qkv")
         if layer.spec.per_layer_input:
             width = padded(layer.spec.per_layer_input)
-            saved.x2 = c.keep(w.hidden, "x2")
-            saved.ple_gate, saved.ple = c.keep(width, "per-layer gate"), c.keep(width, "per-layer input")
+            saved.x2 = keep(w.hidden, "x2")
+            saved.ple_gate, saved.ple = keep(width, "per-layer gate"), keep(width, "per-layer input")
         return saved
 
     def between(self) -> list[Tensor]:
@@ -66,17 +71,23 @@ class Saved:
         return [x for x in (self.x1, self.x2) if x]
 
 
-@dataclass
 class SharedSaved:
-    """One set of buffers per layer spec, for passes in which nothing outlives a layer."""
+    """One set of buffers for all layers, for passes in which nothing outlives a layer: each is as large as the layer
+    that needs most of it."""
 
-    sets: dict = field(default_factory=dict)  # spec -> Saved
+    def __init__(self, c):
+        self.c, self.sizes, self.buffers = c, {}, {}
+        for layer in {layer.spec: layer for layer in c.model.layers}.values():
+            Saved.take(c, layer, lend=self._measure)
 
-    def take(self, c, layer, cache=None) -> Saved:
-        """The set of the layer's spec, with its own h, because layers of one spec may have different adapters."""
-        if layer.spec not in self.sets:
-            self.sets[layer.spec] = Saved.take(c, layer, cache)
-            return self.sets[layer.spec]
-        first = self.sets[layer.spec]
-        fields = {**first.__dict__, "x": None, "h": take_h(c, layer)}
-        return Saved(**fields | (dict(zip("kv", cache, strict=True)) if cache else {}))
+    def take(self, layer, cache=None) -> Saved:
+        """The set for one layer."""
+        return Saved.take(self.c, layer, cache, self._lend)
+
+    def _measure(self, shape, label):
+        self.sizes[label] = max(self.sizes.get(label, 0), prod(shape))
+
+    def _lend(self, shape, label) -> Tensor:
+        if label not in self.buffers:
+            self.buffers[label] = self.c.work.take((self.sizes[label],), label=label, kept=True)
+        return self.buffers[label].view(0, shape)

@@ -1,7 +1,7 @@
 """The forward pass: embedding, then blocks. The objective, or generation, adds the head."""
 
 from lorawgpu.model.block import block_forward
-from lorawgpu.model.saved import Saved, SharedSaved
+from lorawgpu.model.saved import Saved, SharedSaved, take_h
 from lorawgpu.ops.embedding import embedding_forward
 
 
@@ -15,15 +15,16 @@ def embed(c, x):
 def transformer_forward(c, checkpointing: bool):
     """Record embedding and blocks. Returns the last hidden state and, for each layer, what its backward needs.
 
-    With checkpointing a layer keeps only its input, and layers of one spec share all other buffers.
+    With checkpointing a layer keeps only its input, and all layers share the other buffers.
     """
-    x, saved, shared, caches = c.keep(c.hidden, "x"), [], SharedSaved(), SharedCaches(c)
+    x, saved, caches = c.keep(c.hidden, "x"), [], SharedCaches(c)
+    shared = SharedSaved(c) if checkpointing else None
     embed(c, x)
     for layer in c.model.layers:
         with c.plan.scope(f"layers.{layer.index}"):
             cache = caches.of(layer)
-            s = shared.take(c, layer, cache) if checkpointing else Saved.take(c, layer, cache)
-            s.x = x
+            s = shared.take(layer, cache) if checkpointing else Saved.take(c, layer, cache)
+            s.x, s.h = x, take_h(c, layer)
             x = c.keep(c.hidden, "x")
             block_forward(c, layer, s.x, x, s)
             saved.append(s)
@@ -33,13 +34,15 @@ def transformer_forward(c, checkpointing: bool):
 def infer_forward(c, caches=None):
     """Record embedding and blocks without a backward; only the KV cache is kept. Returns the last hidden state.
 
-    caches: (k, v) of each layer. None if nothing reads them afterwards: layers of one spec then share one.
+    caches: (k, v) of each layer. None if nothing reads them afterwards: layers then share one, but for those that
+    another layer reads.
     """
-    x, shared, kept = c.take(c.hidden, "x"), SharedSaved(), SharedCaches(c)
+    x, shared, kept = c.take(c.hidden, "x"), SharedSaved(c), SharedCaches(c)
     embed(c, x)
     for layer in c.model.layers:
         with c.plan.scope(f"layers.{layer.index}"):
-            s = shared.take(c, layer, caches[layer.index] if caches else kept.of(layer))
+            s = shared.take(layer, caches[layer.index] if caches else kept.of(layer))
+            s.h = take_h(c, layer)
             y = c.take(c.hidden, "x")
             block_forward(c, layer, x, y, s)
             c.work.give(*s.h.values())
