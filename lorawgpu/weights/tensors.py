@@ -59,6 +59,15 @@ class Blocks:
     where: str
 
 
+@dataclass(frozen=True)
+class Quantizable:
+    """A dense matrix that is quantized to `store` (ops/stores.py) as it is uploaded; `where`: for messages."""
+
+    dense: Dense
+    store: str
+    where: str
+
+
 class Checkpoint(ABC):
     """A base model on disk: config, tensors by Hugging Face name, and tokenizer."""
 
@@ -82,7 +91,7 @@ class Checkpoint(ABC):
     def dense(self, name: str) -> Dense:
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
-    def matrix(self, name: str) -> "Dense | Ternary | Blocks":
+    def matrix(self, name: str) -> "Dense | Ternary | Blocks | Quantizable":
         """The weight of a linear layer, the embedding or the head, in the form in which it is uploaded."""
         return self.ternary(name) if self._is_ternary(name) else self.dense(name)
 
