@@ -34,6 +34,11 @@ class Store:
         return self.int8_snippet is not None
 
     @property
+    def affine(self) -> bool:
+        """Whether blocks have an offset next to their scale."""
+        return len(self.unit) == 2
+
+    @property
     def scale_words(self) -> int:
         """Words of the scales that end a record, four of each kind."""
         return (4 if self.scales == "f32" else 2) * len(self.unit)

@@ -8,6 +8,6 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let record = 18u * (i / 16u);
     return RawWeight(b[record + i % 16u], b[record + 16u], b[record + 17u]);
 }
-fn decode_weight(raw: RawWeight) -> mat4x4<f32> {
-    return scaled(nf4_rows(codes_of_4(raw.q)), bitcast<vec4<f32>>(vec4(raw.upper, raw.lower)));
-}
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return nf4_rows(codes_of_4(raw.q)); }
+fn weight_scale(raw: RawWeight) -> vec4<f32> { return bitcast<vec4<f32>>(vec4(raw.upper, raw.lower)); }
+fn decode_weight(raw: RawWeight) -> mat4x4<f32> { return scaled(weight_codes(raw), weight_scale(raw)); }
