@@ -79,12 +79,15 @@ TOKENIZER = {
 }  # fmt: skip
 
 
-def gguf_with_tokenizer(path, **metadata):
-    """The dense golden model as GGUF, its vocabulary one token for each byte and some control tokens."""
+def gguf_with_tokenizer(path, blocks=None, **metadata):
+    """The dense golden model as GGUF, its vocabulary one token for each byte and some control tokens.
+
+    blocks: types of tensors, by Hugging Face's name.
+    """
     alphabet = sorted(backend().get_vocab(), key=lambda t: (len(t), t))
     tokens = ["<unk>", "<s>", "</s>", *[t for t in alphabet if len(t) == 1]]
     tokens += [f"<extra_{i}>" for i in range(320 - len(tokens))]
     types = [3, 3, 3] + [1] * 317
     lists = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": ["a b"]}
     tokens[-1] = "ab"
-    return write_gguf(path, metadata=TOKENIZER | lists | metadata)
+    return write_gguf(path, blocks, TOKENIZER | lists | metadata)

@@ -111,6 +111,21 @@ def test_dump_omits_what_the_adapter_determines(write, tmp_path):
     assert dumped["lora_r"] == 4 and "lora_alpha" not in dumped and dumped["adapter"] == str(tmp_path / "start")
 
 
+def test_adapter_is_a_method_or_a_folder(write, tmp_path):
+    """As in axolotl's configs, where lora_model_dir is the folder; `adapter` may also name one."""
+    (tmp_path / "start").mkdir()
+    assert write("adapter: lora\n").start_from is None
+    for text in ("adapter: start\n", "lora_model_dir: start\n", "adapter: lora\nlora_model_dir: start\n"):
+        assert write(text).start_from == str(tmp_path / "start")
+    quantized = {
+        "adapter: qlora\nload_in_4bit: true\n": ("q4_0", "load_in_4bit"),
+        "adapter: qlora\nload_in_4bit: true\nbnb_4bit_quant_type: nf4\n": ("nf4", "load_in_4bit"),
+        "load_in_8bit: true\n": ("q8_0", "load_in_8bit"),
+        "load_in_8bit: false\n": None,
+    }
+    assert {text: write(text).quantize_to for text in quantized} == quantized
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -168,6 +183,12 @@ def test_dump_omits_what_the_adapter_determines(write, tmp_path):
         ("val_set_size: 3\ntest_datasets: [{path: chats.jsonl}]\n", "val_set_size and test_datasets are both set"),
         ("chat_template: chatml\nchat_template_jinja: '{{ a }}'\n", "chat_template and chat_template_jinja are both"),
         ("eval_steps: 5\n", "eval_steps has nothing to evaluate"),
+        ("load_in_4bit: true\nload_in_8bit: true\n", "line 4: load_in_4bit and load_in_8bit are both set"),
+        ("bnb_4bit_quant_type: nf4\n", "line 3: bnb_4bit_quant_type is for load_in_4bit"),
+        ("load_in_4bit: true\nbnb_4bit_quant_type: fp4\n", "bnb_4bit_quant_type: got 'fp4'; input should be 'nf4'"),
+        ("adapter: qlora\n", "line 3: adapter: qlora needs load_in_4bit: true"),
+        ("adapter: .\nlora_model_dir: .\n", "line 4: adapter and lora_model_dir are both folders"),
+        ("lora_model_dir: gone\n", "line 3: lora_model_dir: 'gone' does not exist"),
         ("val_set_size: 3\nearly_stopping_patience: 5\n", "early_stopping_patience needs eval_steps"),
         ("1: 2\n", "line 3: 1: unknown key; YAML reads it as int"),
         ("on: 2\n", "line 3: on: unknown key; YAML reads it as bool"),

@@ -22,6 +22,9 @@ CASES = {
     "dense": {"base_model": str(GOLDEN / "llama_dense"), "lora_dropout": 0.1},
     "packed": {"base_model": str(GOLDEN / "bitnet_packed"), "gradient_checkpointing": True},
     "master weights": {"base_model": str(GOLDEN / "bitnet_master"), "attn_implementation": "chain"},
+    "blocks": {"base_model": str(GOLDEN / "llama_q4_k_m" / "model.gguf")},
+    "8 bit": {"base_model": str(GOLDEN / "llama_dense"), "load_in_8bit": True},
+    "4 bit": {"base_model": str(GOLDEN / "llama_dense"), "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "bitlinear": {"base_model": str(GOLDEN / "llama_bitlinear"), "gradient_accumulation_steps": 2},
 }
 
@@ -51,6 +54,17 @@ def assert_same_memory(config, device, kernels):
         real.samples.answers()
         assert {**device.memory.held, "plan": 0} == {**held, "plan": 0}
     assert real.plan["limits"] == dry.plan["limits"] and real.plan["submits"] == dry.plan["submits"]
+
+
+@pytest.mark.parametrize(("case", "words"), [
+    ("blocks", "llama, blocks of q4_k, q6_k, 2 layers"),
+    ("8 bit", "14 of 14 linear layers in q8_0 (8.5 bits a weight, rms error about 0.5% of the weights' deviation)"),
+    ("4 bit", "12 of 14 linear layers in nf4 (4.5 bits a weight, rms error about 9.2%"),
+    ("packed", "bitnet, ternary, "),
+])  # fmt: skip
+def test_the_plan_says_how_weights_are_stored(tmp_path, case, words):
+    run = prepare(load_config(write_config(tmp_path, **CASES[case])))
+    assert words in plan_of(run, build_engine(run, open_dry_device()))["model"]
 
 
 def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from exports import DENSE, adapter_of, export, gguf_with_tokenizer, wanted
+from gguf import GGMLQuantizationType
 from golden_case import GOLDEN, reference_case
 from tiny_model import TinyCheckpoint, random_adapter, tiny_config
 
@@ -87,6 +88,16 @@ def test_merging_a_gguf_writes_a_hugging_face_folder(tmp_path, capsys):
     for text in ("abcab", "<s>ab</s> naïve"):
         assert ours.tokenizer().encode(text, add_special=True) == base.tokenizer().encode(text, add_special=True)
     assert ours.tokenizer().chat_template == CHATML and ours.tokenizer().add_bos
+
+
+def test_a_quantized_gguf_is_merged_only_as_float32(tmp_path, capsys):
+    name = "model.layers.0.mlp.up_proj.weight"
+    model = gguf_with_tokenizer(tmp_path / "m.gguf", {name: GGMLQuantizationType.Q4_0})
+    argv = ["--adapter", adapter_of(tmp_path / "a", DENSE), "--to", "merged", "--model", model, "--out", tmp_path / "m"]
+    assert export(*argv) == 2 and "add --dequantize" in capsys.readouterr().err
+    assert export(*argv, "--dequantize") == 0 and "the base model was quantized" in capsys.readouterr().out
+    exact = open_checkpoint(model).dense(name).float32() + wanted(tmp_path / "a").get(name.removesuffix(".weight"), 0)
+    np.testing.assert_allclose(open_checkpoint(tmp_path / "m").dense(name).float32(), exact, rtol=0, atol=1e-6)
 
 
 def test_rope_scaling_of_a_gguf_becomes_llama3s_again():

@@ -227,9 +227,53 @@ def test_blocks_that_the_library_cannot_read_are_rejected(tmp_path):
         file.read("other.weight")
 
 
-def test_a_gguf_model_has_no_ternary_weights(tmp_path):
-    with pytest.raises(UserError, match="not ternary"):
-        open_checkpoint(write_gguf(tmp_path / "m.gguf")).ternary(UP)
+def write_ternary(path, kind, head_scale=0.0, dense=()):
+    """A Llama of one layer whose linear layers are {-0.5, 0, 0.5} in blocks of `kind`, but for those in `dense` (GGUF's
+    names); the first value of each is `head_scale` if that is given. Returns the values by GGUF's name."""
+    writer = gguf.GGUFWriter(path, "llama")
+    sizes = {"block_count": 1, "context_length": 64, "embedding_length": 256, "feed_forward_length": 256,
+             "attention.head_count": 4}  # fmt: skip
+    for key, value in sizes.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    rng, made = np.random.default_rng(0), {}
+    for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        made[part] = rng.integers(-1, 2, (256, 256)).astype(np.float32) / 2
+        made[part][7] = 0  # blocks of nothing have scale 0
+        made[part][0, 0] = head_scale or made[part][0, 0]
+        add_tensor(writer, f"blk.0.{part}.weight", made[part], Q.F16 if part in dense else kind)
+    for name, shape in (
+        ("token_embd", (32, 256)),
+        ("output_norm", 256),
+        *((f"blk.0.{n}_norm", 256) for n in ("attn", "ffn")),
+    ):
+        add_tensor(writer, f"{name}.weight", np.ones(shape, np.float32), Q.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return made
+
+
+@pytest.mark.parametrize("kind", [Q.TQ1_0, Q.TQ2_0])
+def test_a_ternary_file_is_a_model_with_quantized_activations(tmp_path, kind):
+    made = write_ternary(tmp_path / "m.gguf", kind)
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    assert checkpoint.config.ternary == "multiply"
+    for part, hf in (("attn_q", "self_attn.q_proj"), ("ffn_down", "mlp.down_proj")):
+        matrix = checkpoint.matrix(f"model.layers.0.{hf}.weight")
+        wanted = unpermute(made[part], 4) if part == "attn_q" else made[part]
+        assert matrix.scale == 0.5 and checkpoint.store(f"model.layers.0.{hf}.weight") == "ternary"
+        np.testing.assert_array_equal(matrix.values() * 0.5, wanted)
+    assert checkpoint.store("model.embed_tokens.weight") == "f32"
+
+
+def test_ternary_files_that_are_not_one_ternary_model(tmp_path):
+    write_ternary(tmp_path / "two.gguf", Q.TQ2_0, head_scale=1.0)
+    with pytest.raises(UserError, match="mlp.up_proj.weight: its blocks have different scales"):
+        open_checkpoint(tmp_path / "two.gguf").matrix("model.layers.0.mlp.up_proj.weight")
+    write_ternary(tmp_path / "mixed.gguf", Q.TQ1_0, dense=("ffn_up",))
+    assert "mlp.up_proj.weight is not; models of both are not supported" in error_of(tmp_path / "mixed.gguf")
 
 
 @pytest.mark.parametrize(

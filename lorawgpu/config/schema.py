@@ -2,9 +2,9 @@
 
 Names are PEFT's and axolotl's. An unknown key is an error that names the nearest known one.
 
-Paths: inputs (`base_model`, `adapter`, `datasets`, `test_datasets`, `chat_template_jinja`) are looked up relative to
-the current directory, then to the config file; outputs (`output_dir`, `dataset_prepared_path`) are relative to the
-current directory. In the resolved config all of them are absolute, so that it works from anywhere.
+Paths: inputs (`base_model`, `adapter`, `lora_model_dir`, `datasets`, `test_datasets`, `chat_template_jinja`) are looked
+up relative to the current directory, then to the config file; outputs (`output_dir`, `dataset_prepared_path`) are
+relative to the current directory. In the resolved config all of them are absolute, so that it works from anywhere.
 """
 
 import os
@@ -54,7 +54,15 @@ class TrainConfig(Section):
     # Model
     base_model: str = Field(min_length=1)
     """A Hugging Face folder, a .gguf file, `builtin:NAME` or a hub name (owner/name)."""
+    load_in_8bit: bool = False
+    """Quantize the linear layers of a dense model to 8.5 bits a weight as it is loaded (GGML's Q8_0)."""
+    load_in_4bit: bool = False
+    """Or to 4.5 bits (GGML's Q4_0)."""
+    bnb_4bit_quant_type: Literal["nf4"] | None = None
+    """With load_in_4bit: `nf4` for bitsandbytes' values, which have a larger error at the same size."""
     adapter: str | None = None
+    """`lora`, or `qlora` on a quantized model; or a PEFT adapter directory to continue from, like lora_model_dir."""
+    lora_model_dir: str | None = None
     """A PEFT adapter directory to continue from; its rank, alpha and targets are kept."""
     lora_r: int = Field(16, ge=1, le=1 << 14)
     """Rank."""
@@ -177,15 +185,36 @@ class TrainConfig(Section):
             (self.early_stopping_patience and not (self.eval_steps and held_out),
              {"early_stopping_patience", "eval_steps", "val_set_size", "test_datasets"},
              "early_stopping_patience needs eval_steps, and val_set_size or test_datasets"),
+            (self.load_in_4bit and self.load_in_8bit, {"load_in_4bit", "load_in_8bit"},
+             "load_in_4bit and load_in_8bit are both set: remove one of them"),
+            (self.bnb_4bit_quant_type and not self.load_in_4bit, {"bnb_4bit_quant_type", "load_in_4bit"},
+             "bnb_4bit_quant_type is for load_in_4bit: set it, or remove bnb_4bit_quant_type"),
+            (self.adapter == "qlora" and not (self.load_in_4bit or self.base_model.endswith(".gguf")),
+             {"adapter", "load_in_4bit"},
+             "adapter: qlora needs load_in_4bit: true; for a dense model, set adapter: lora"),
+            (self.lora_model_dir and self.adapter and self.adapter not in METHODS, {"adapter", "lora_model_dir"},
+             "adapter and lora_model_dir are both folders: remove one of them"),
         ]  # fmt: skip
         return [(keys, text) for broken, keys, text in rules if broken]
+
+    @property
+    def start_from(self) -> str | None:
+        """The folder of the adapter to continue from."""
+        return self.lora_model_dir or (None if self.adapter in METHODS else self.adapter)
+
+    @property
+    def quantize_to(self) -> tuple[str, str] | None:
+        """The store (ops/stores.py) that linear layers are quantized to, and the key that asks for it."""
+        if self.load_in_8bit:
+            return "q8_0", "load_in_8bit"
+        return (self.bnb_4bit_quant_type or "q4_0", "load_in_4bit") if self.load_in_4bit else None
 
     def dump_yaml(self) -> str:
         """The resolved config as YAML with every key, which `load_config` reads back to an equal config.
 
         Left out are only keys that the adapter to continue from determines, unless the user set them.
         """
-        kept_by_adapter = ADAPTER_KEYS - self.model_fields_set if self.adapter else set()
+        kept_by_adapter = ADAPTER_KEYS - self.model_fields_set if self.start_from else set()
         return yaml.safe_dump(self.model_dump(exclude=kept_by_adapter), sort_keys=False, allow_unicode=True)
 
     def resume_identity(self) -> dict[str, Any]:
@@ -193,6 +222,7 @@ class TrainConfig(Section):
         return {key: self.model_dump()[key] for key in sorted(RESUME_KEYS)}
 
 
+METHODS = ("lora", "qlora")  # values of `adapter` that are no folder
 ADAPTER_KEYS = {"lora_r", "lora_alpha", "lora_target_modules", "use_rslora"}
 RESUME_KEYS = ADAPTER_KEYS | {
     "lora_dropout", "val_set_size", "chat_template", "train_on_inputs", "roles_to_train", "sequence_len",
@@ -203,13 +233,13 @@ RESUME_KEYS = ADAPTER_KEYS | {
 MAX_EXPLAINED = 100  # problems in our own words: finding the nearest key takes milliseconds
 # Other tools' names of keys, where spelling alone would find the wrong one.
 SYNONYMS = {
-    "batch_size": "micro_batch_size", "epoch": "num_epochs", "epochs": "num_epochs", "lora_model_dir": "adapter",
+    "batch_size": "micro_batch_size", "epoch": "num_epochs", "epochs": "num_epochs",
     "lora_target_linear": "lora_target_modules", "lr": "learning_rate", "max_length": "sequence_len",
     "max_seq_length": "sequence_len", "model": "base_model", "model_name_or_path": "base_model",
     "num_train_epochs": "num_epochs", "packing": "sample_packing", "per_device_train_batch_size": "micro_batch_size",
     "rank": "lora_r", "target_modules": "lora_target_modules",
 }  # fmt: skip
-READ_PATHS = {"base_model": True, "adapter": False}  # key: may it be a hub name?
+READ_PATHS = {"base_model": True, "adapter": False, "lora_model_dir": False}  # key: may it be a hub name?
 WRITTEN_PATHS = ("output_dir", "dataset_prepared_path")
 
 
@@ -236,7 +266,7 @@ def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[ConfigProb
 
     def resolve(holder: Any, key: str, where: Location, hub: bool) -> None:
         value = holder.get(key) if isinstance(holder, dict) else None
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or key == "adapter" and value in METHODS:
             return
         try:
             holder[key] = find_path(value, folders, hub)

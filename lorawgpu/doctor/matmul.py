@@ -21,7 +21,8 @@ from lorawgpu.reference.quantize import quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.blocks import block_bytes
 from lorawgpu.weights.device import stack_weight
-from lorawgpu.weights.tensors import Blocks, Ternary
+from lorawgpu.weights.quantizers import NF4_LEVELS
+from lorawgpu.weights.tensors import Blocks, Dense, Quantizable, Ternary
 
 
 def dense_matrix(dtype, rows, columns, seed):
@@ -55,11 +56,21 @@ def block_matrix(store, rows, columns, seed):
     return matrix, quants.dequantize(matrix.data, kind)
 
 
+def nf4_matrix(rows, columns, seed):
+    """Random weights, quantized as they are uploaded, and the levels that they become (QLoRA's equation)."""
+    values = normal(rows, columns, seed=seed)
+    blocks = values.reshape(rows, -1, 64)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    nearest = np.abs(blocks[..., None] / largest[..., None] - NF4_LEVELS).argmin(-1)
+    return Quantizable(Dense(values, "f32"), "nf4", "nf4"), (NF4_LEVELS[nearest] * largest).reshape(rows, columns)
+
+
 # For each store: (rows, columns, seed) -> a random matrix in the form of a checkpoint, and its values.
 MATRICES = {
     **{name: partial(dense_matrix, name) for name in ("f32", "bf16", "f16")},
     "ternary": ternary_matrix,
     **{name: partial(block_matrix, name) for name in SCALES},
+    "nf4": nf4_matrix,
 }
 
 

@@ -28,7 +28,7 @@ def parse(argv: list[str]) -> Namespace:
     known = ", ".join(name for family in FAMILIES.values() for name in family.gguf.archs)
     usage = "for gguf, where runtimes disagree: general.architecture of the base model"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
-    usage = "for merged: write a ternary model's linear layers as bf16 with the adapter merged in, for evaluation only"
+    usage = "for merged: write a quantized model's weights as float32, or a ternary one's as bf16, for evaluation only"
     parser.add_argument("--dequantize", action="store_true", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Merged weights: a Hugging Face folder with W + s B A in place of W, every tensor in the dtype of the base.
 
-Dense models only. For a ternary W, W + s B A is not ternary, and rounding it to {-w, 0, w} rounds the adapter away;
-`--dequantize` writes it as bf16 anyway, for evaluation.
+Dense models only, unless `--dequantize` is given: it writes blocks as float32. For a ternary W, W + s B A is not
+ternary, and rounding it to {-w, 0, w} rounds the adapter away; `--dequantize` writes it as bf16 anyway, for evaluation.
 """
 
 import json
@@ -23,7 +23,7 @@ from lorawgpu.families.rope import Rope
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
-from lorawgpu.weights.tensors import Dense
+from lorawgpu.weights.tensors import Dense, expected_tensors
 
 RUNTIME = "merged weights"
 # Half a unit in the last place: relative, and absolute below the smallest normal number.
@@ -40,8 +40,15 @@ def check_mergeable(source: ExportSource, dequantize: bool) -> None:
             "destroys so small a change. Serve base model and adapter unmerged (--to peft or gguf); --dequantize "
             "writes merged bf16 weights for evaluation only"
         )
-    if dequantize and not source.config.ternary:
-        raise UserError("--dequantize is for ternary models; this one is dense: remove it")
+    quantized = isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantized
+    if quantized and not dequantize:
+        size = 4 * sum(math.prod(shape) for shape in expected_tensors(source.config).values()) / 2**30
+        raise UserError(
+            f"{source.checkpoint.name} is quantized; merged weights are float32 and take {size:.1f} GiB: add "
+            "--dequantize to write them, or serve the same file with the adapter unmerged (--to gguf)"
+        )
+    if dequantize and not (quantized or source.config.ternary):
+        raise UserError("--dequantize is for ternary and quantized models; this one is dense: remove it")
     if isinstance(source.checkpoint, GgufCheckpoint):
         config_json(source.checkpoint)  # some models have none: said before gigabytes are written
 

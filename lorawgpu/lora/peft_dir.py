@@ -206,9 +206,9 @@ def start_adapter(config, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.
     chosen = config.lora_target_modules
     targets = model.all_linear() if chosen == "all-linear" else chosen if isinstance(chosen, str) else tuple(chosen)
     wanted = LoraConfig(config.lora_r, config.lora_alpha, targets, config.use_rslora, config.lora_dropout)
-    if config.adapter is None:
+    if config.start_from is None:
         return wanted, init_adapter(wanted, model, config.seed)
-    lora, tensors = read_adapter(config.adapter, model)
+    lora, tensors = read_adapter(config.start_from, model)
     same = {
         "lora_r": lora.r == wanted.r,
         "lora_alpha": lora.alpha == wanted.alpha,
@@ -218,7 +218,7 @@ def start_adapter(config, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.
     for key, agrees in same.items():
         if key in config.model_fields_set and not agrees:
             raise UserError(
-                f"{key} is {getattr(config, key)!r}, but the adapter to continue from ({config.adapter}) differs; "
+                f"{key} is {getattr(config, key)!r}, but the adapter to continue from ({config.start_from}) differs; "
                 f"remove {key} from the config"
             )
     return replace(lora, dropout=config.lora_dropout), tensors

@@ -43,7 +43,8 @@ def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumula
 
 def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
     int8, quads, store = qscale is not None, part.rows // 4, part.store
-    terms = weight.columns // (16 if int8 else 4)
+    strips = bool(store.unit)  # blocks, whose scales are applied to strips of 16 columns
+    terms = weight.columns // (16 if int8 or strips else 4)
     lanes_per_quad = lanes_for(terms, weight.rows // 4)
     params = {
         "N4": quads,
@@ -61,11 +62,13 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         buffers["qscale"] = qscale
     if lora:
         buffers |= {"h": lora.h, "adapter": lora.factors}
+    unroll = max(1, UNROLL // 4 // rows) if strips else max(2, (UNROLL if int8 else UNROLL // 2) // rows)
     template = {
         "rows": rows,
         "wg": LANES,
         "lanes_per_quad": lanes_per_quad,
-        "unroll": unroll_of(-(-terms // lanes_per_quad), max(2, (UNROLL if int8 else UNROLL // 2) // rows)),
+        "unroll": unroll_of(-(-terms // lanes_per_quad), unroll),
+        "factored": strips and ("affine" if store.affine else "scaled"),
         "arith": "int8" if int8 else "f32",
         "store": store.int8_snippet if int8 else store.name,
         "lora": lora is not None,

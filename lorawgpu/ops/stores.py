@@ -25,12 +25,28 @@ class Store:
     decoded: bool = False  # decoding is expensive, so a taller tile, which decodes less often, pays
     adapter_in_transposed: bool = True  # dx = dy W has registers to spare for + dh A in its epilogue
     random: int | None = None  # `kind` in random_weights.wgsl, which fills synthetic weights
-    unit: tuple[float, ...] = ()  # the f16 scales that end a block with which random codes have a deviation of about 1
+    scales: str = "f16"  # dtype of the scales that end a record, for blocks
+    unit: tuple[float, ...] = ()  # values of these scales with which random codes have a standard deviation of about 1
 
     @property
     def int8_input(self) -> bool:
         """Whether a linear layer with this store quantizes its input to int8 per token."""
         return self.int8_snippet is not None
+
+    @property
+    def affine(self) -> bool:
+        """Whether blocks have an offset next to their scale."""
+        return len(self.unit) == 2
+
+    @property
+    def scale_words(self) -> int:
+        """Words of the scales that end a record, four of each kind."""
+        return (4 if self.scales == "f32" else 2) * len(self.unit)
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight."""
+        return {"f32": 32, "u32": 32}.get(self.dtype, 16) * self.elements / (self.rows * self.block)
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
         """Number of lines, and elements per line. ValueError unless the matrix consists of whole blocks."""
@@ -46,7 +62,7 @@ class Store:
         return elements // self.elements * self.block
 
 
-def blocks(name: str, block: int, words: int, *unit: float) -> Store:
+def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16") -> Store:
     """A store of records of 4 x `block` weights, `words` long (shaders/common/blocks.wgsl, weights/blocks.py)."""
     return Store(
         name,
@@ -57,6 +73,7 @@ def blocks(name: str, block: int, words: int, *unit: float) -> Store:
         lookup="weight",
         adapter_in_transposed=False,  # as for ternary: decoding takes the registers
         random=4,
+        scales=scales,
         unit=unit,
     )
 
@@ -90,4 +107,5 @@ GGML = (
     blocks("iq4_nl", 32, 18, 1 / 67),
     blocks("iq4_xs", 256, 138, 1 / 4980),
 )
-STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML)}
+NF4 = blocks("nf4", 64, 36, 1 / 0.53, scales="f32")  # bitsandbytes' 4-bit type
+STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML, NF4)}

@@ -1,7 +1,7 @@
 // Random weights for benchmarks: out (count words), from a hash of (seed, index).
 //   kind 0: ternary codes 0, 1, 2 in 2-bit fields   1: two bf16 per word   2: f32; both about N(0, scale^2)   3: ones
-//   4: blocks: records of `record` random words, except that from word `scales` on there are two words of the f16 scale
-//      `first`, and then of `second`
+//   4: blocks: records of `record` random words, except that from word `scales` on there are two words `first`, and then
+//      words `second`
 // Grid: (x, y) workgroups of 256, stride = 256 x; one word per lane.
 struct Params { count: u32, stride: u32, kind: u32, seed: u32, scale: f32, record: u32, scales: u32, first: u32, second: u32 }
 

@@ -37,6 +37,7 @@ from lorawgpu.train.loggers import require_loggers
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.hf_folder import read_config
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+from lorawgpu.weights.quantized import QuantizedAtLoad
 from lorawgpu.weights.synthetic import meta_model
 
 
@@ -142,9 +143,11 @@ def prepare(
     """
     require_loggers(config.report_to)
     checkpoint = open_checkpoint(config.base_model)
+    if config.quantize_to:
+        checkpoint = QuantizedAtLoad(checkpoint, *config.quantize_to)
     lora, start = start_adapter(config, checkpoint.config)
-    if config.adapter:
-        note_other_base(config.adapter, checkpoint.name)
+    if config.start_from:
+        note_other_base(config.start_from, checkpoint.name)
     text = text_setup_of_model(config, checkpoint)
     if today and text.template:
         text = replace(text, template=ChatTemplate(text.template.source, text.template.special_tokens, today))

@@ -3,7 +3,10 @@
 from lorawgpu.engine.engine import Engine
 from lorawgpu.gpu.device import ADAPTER_LIMITS
 from lorawgpu.gpu.submit_budget import first_rate
+from lorawgpu.ops.stores import STORES
 from lorawgpu.train.setup import Run
+from lorawgpu.weights.quantized import QuantizedAtLoad
+from lorawgpu.weights.tensors import Checkpoint, is_linear
 
 
 def mib(nbytes: float) -> str:
@@ -43,16 +46,23 @@ def _splits(engine: Engine) -> str:
 
 def _model(run: Run) -> str:
     c = run.checkpoint.config
-    store = "ternary" if c.ternary else "dense"
     return (
-        f"{run.checkpoint.name}: {c.family}, {store}, {c.num_hidden_layers} layers of {c.hidden_size}, "
-        f"vocabulary {c.vocab_size}"
+        f"{run.checkpoint.name}: {c.family}, {_stores(run.checkpoint)}, {c.num_hidden_layers} layers of "
+        f"{c.hidden_size}, vocabulary {c.vocab_size}"
     )
+
+
+def _stores(checkpoint: Checkpoint) -> str:
+    if isinstance(checkpoint, QuantizedAtLoad):
+        return checkpoint.summary()
+    stores = {STORES[checkpoint.store(name)] for name in checkpoint.keys() if is_linear(name)}
+    blocks = sorted(store.name for store in stores if store.unit)
+    return "blocks of " + ", ".join(blocks) if blocks else "ternary" if checkpoint.config.ternary else "dense"
 
 
 def _adapter(run: Run) -> str:
     trained = sum(t.size for t in run.start.values())
-    source = f", continued from {run.config.adapter}" if run.config.adapter else ""
+    source = f", continued from {run.config.start_from}" if run.config.start_from else ""
     return f"r {run.lora.r}, alpha {run.lora.alpha:g}, {trained:,} trainable parameters{source}"
 
 

@@ -22,9 +22,15 @@ def records(raw: np.ndarray, store: Store) -> np.ndarray:
     planes, size = LAYOUTS[store.name], block_bytes(store)
     rows, width = raw.shape
     raw = np.pad(raw, [(0, padded(rows, 4) - rows), (0, 0)]) if rows % 4 else raw
-    record = np.concatenate(planes(raw.reshape(len(raw), width // size, size)), axis=-1)
-    scales = record[..., -2 * len(store.unit) :].view("<u2") & 0x7C00
-    if (scales == 0x7C00).any():
+    return joined(planes(raw.reshape(len(raw), width // size, size)), store)
+
+
+def joined(planes: Planes, store: Store) -> np.ndarray:
+    """Planes as records, uint32 [rows / 4, words]. ValueError if a scale is not finite."""
+    record = np.concatenate(planes, axis=-1)
+    scales = record[..., -store.scale_words :]
+    exponent = 0x7F800000 if store.scales == "f32" else 0x7C00
+    if (scales.view("<u4" if store.scales == "f32" else "<u2") & exponent == exponent).any():
         raise ValueError("some of its scales are not finite")
     return record.reshape(len(record), -1)
 
@@ -53,6 +59,12 @@ def code_bytes(values: np.ndarray) -> np.ndarray:
     rows, blocks, columns = values.shape
     words = np.ascontiguousarray(values).view("<u4").reshape(rows // 4, 4, blocks, columns // 4)
     return np.moveaxis(words, 1, 3).reshape(rows // 4, blocks, columns)
+
+
+def words_of_rows(values: np.ndarray) -> np.ndarray:
+    """Scales of 32 bits [rows, blocks, n]: words of four rows for each of n."""
+    rows, blocks, n = values.shape
+    return np.moveaxis(values.reshape(rows // 4, 4, blocks, n), 1, 3).reshape(rows // 4, blocks, 4 * n)
 
 
 def scale_bytes(*values: np.ndarray) -> np.ndarray:

@@ -8,13 +8,15 @@ from itertools import accumulate, groupby
 import numpy as np
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.dtypes import widen
 from lorawgpu.gpu.tensor import DTYPES, PAD, padded
 from lorawgpu.ops.matmul import Segments
 from lorawgpu.ops.stores import STORES, TERNARY, Store
 from lorawgpu.ops.weight import Part, Weight
 from lorawgpu.util.threads import in_order
 from lorawgpu.weights.blocks import block_bytes, records
-from lorawgpu.weights.tensors import Blocks, Dense, Ternary
+from lorawgpu.weights.quantizers import quantized
+from lorawgpu.weights.tensors import Blocks, Dense, Quantizable, Ternary
 
 CHUNK_WEIGHTS = 1 << 22  # weights packed and uploaded at a time
 MAX_STAGED = 256 << 20  # bytes: the driver's library keeps what is written in host memory until the next submit
@@ -64,6 +66,20 @@ def _(matrix: Blocks) -> Lines:
         return pad_to(words, last - first, words.shape[1])
 
     return Lines(store, padded(len(matrix.data)), columns, read)
+
+
+@lines_of.register
+def _(matrix: Quantizable) -> Lines:
+    store, (rows, columns) = STORES[matrix.store], matrix.dense.data.shape
+
+    def read(first, last):
+        values = widen(matrix.dense.data[4 * first : 4 * last], matrix.dense.dtype)
+        try:
+            return quantized(pad_to(values, 4 * (last - first), columns), store)
+        except ValueError:
+            raise UserError(f"{matrix.where}: has values that are not finite, or too large; it is damaged.") from None
+
+    return Lines(store, padded(rows), columns, read)
 
 
 def stack_weight(device, matrices: list, label: str) -> Weight:

@@ -1,6 +1,7 @@
 """A GGUF file as a checkpoint: Hugging Face's names and row order. Blocks that have a store stay blocks."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from lorawgpu.families.gguf import ROPE_TENSORS, from_gguf
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.gguf import GgufFile, TensorInfo
-from lorawgpu.ops.stores import STORES
+from lorawgpu.ops.stores import GGML, STORES
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.tensors import (
     HEAD,
@@ -24,8 +25,12 @@ from lorawgpu.weights.tensors import (
     Ternary,
     check_names,
     expected_tensors,
+    is_linear,
+    pack_exact,
 )
 
+TERNARY_TYPES = ("TQ1_0", "TQ2_0")
+BLOCK_STORES = {store.name for store in GGML}
 TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 
@@ -40,6 +45,8 @@ class GgufCheckpoint(Checkpoint):
         names = [name for name in self._file.tensors if name not in ROPE_TENSORS]
         self._gguf_names = {hf_name(name, self._family, self.config): name for name in names}
         shapes = expected_tensors(self.config)
+        if self._of_ternary_types(shapes):
+            self.config = replace(self.config, ternary="multiply")
         check_names(set(self._gguf_names), set(shapes), self.config, str(path))
         for name, shape in shapes.items():
             found = self._file.tensors[self._gguf_names[name]].shape
@@ -51,6 +58,19 @@ class GgufCheckpoint(Checkpoint):
         """Whether any tensor is stored in quantized blocks."""
         return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
 
+    def _of_ternary_types(self, names) -> bool:
+        """Whether the linear layers are ternary: such a model quantizes activations too. UserError if only some are."""
+        types = self._file.tensors
+        linear = [name for name in names if is_linear(name) and name in self._gguf_names]
+        ternary = [name for name in linear if types[self._gguf_names[name]].type in TERNARY_TYPES]
+        if ternary and len(ternary) < len(linear):
+            other = next(name for name in linear if name not in ternary)
+            raise UserError(
+                f"{self.path}: {ternary[0]} is ternary ({'/'.join(TERNARY_TYPES)}), {other} is not; models of both are "
+                "not supported."
+            )
+        return bool(ternary)
+
     def widened(self) -> dict[str, list[str]]:
         """The tensors that become float32, by their block type, because it has no store."""
         found = {}
@@ -58,7 +78,7 @@ class GgufCheckpoint(Checkpoint):
             if name.endswith(PER_LAYER_TABLE):
                 continue  # it stays on disk
             kind = self._info(name).type
-            if kind not in DENSE_TYPES and self.store(name) == "f32":
+            if kind not in DENSE_TYPES and len(self._info(name).shape) > 1 and self.store(name) == "f32":
                 found.setdefault(kind, []).append(name)
         return found
 
@@ -75,12 +95,16 @@ class GgufCheckpoint(Checkpoint):
         return Dense(data, DENSE_TYPES[kind])
 
     def matrix(self, name: str) -> Dense | Blocks:
-        if self._info(name).type in DENSE_TYPES or (store := self.store(name)) == "f32":
+        if self._is_ternary(name):
+            return self.ternary(name)
+        if (store := self.store(name)) not in BLOCK_STORES:
             return self.dense(name)
         raw = self._file.raw(self._gguf_names[name])
         return Blocks(self._in_our_order(name, raw), store, f"{self.path}: {name}")
 
     def store(self, name: str) -> str:
+        if self._is_ternary(name):
+            return super().store(name)
         own = self._info(name).type.lower()  # stores have the names of GGML's types
         return own if own in STORES else "f32"
 
@@ -92,7 +116,13 @@ class GgufCheckpoint(Checkpoint):
         return unpermute(rows, heads) if heads else rows
 
     def ternary(self, name: str) -> Ternary:
-        raise UserError(f"{self.path}: {name} is not ternary; GGUF models are always dense here.")
+        """UserError if its blocks have different scales, so that it is not one ternary matrix."""
+        values = self.dense(name)
+        scale = np.float32(np.abs(values.data).max())
+        if not np.isfinite(scale) or not np.isin(values.data, (-scale, 0, scale)).all():
+            raise UserError(f"{self.path}: {name}: its blocks have different scales; wanted one for the matrix.")
+        unit = Dense(values.data / (scale or np.float32(1)), "f32")
+        return Ternary(pack_exact(unit, f"{self.path}: {name}"), len(values.data), float(scale))
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_gguf(self._file)

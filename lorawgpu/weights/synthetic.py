@@ -8,7 +8,7 @@ from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu import Plan, padded
 from lorawgpu.ops.checks import WG, fold_elements
-from lorawgpu.ops.stores import F32, STORES, TERNARY
+from lorawgpu.ops.stores import F32, STORES, TERNARY, Store
 from lorawgpu.weights.device import empty_weight
 from lorawgpu.weights.device_model import HEAD_NORMS, Layer, Model, PerLayerInput, Widths, heads_of
 from lorawgpu.weights.published import CONFIGS
@@ -97,6 +97,14 @@ def mix_of(config: ModelConfig, name: str) -> Callable[[str], str]:
     return store_of
 
 
+def scale_words(store: Store, scale: float) -> tuple[int, int]:
+    """The first and third word of the scales that end a record of random codes, for weights of deviation `scale`."""
+    if store.scales == "f32":
+        return 2 * (int(np.float32(scale * store.unit[0]).view(np.uint32)),)
+    words = [int(np.float16(scale * unit).view(np.uint16)) * 0x10001 for unit in store.unit]  # two f16 per word
+    return (*words, 0, 0)[0], (*words, 0, 0)[1]
+
+
 def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model:
     """A model with random weights: dense ones are N(0, 1/in) in `store`, or in a mix of stores (a key of MIXES), where
     codes and block scales are uniform and in all have a variance of 1/in; ternary ones are uniform over -1, 0, 1.
@@ -117,9 +125,8 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
         words = tensor.nbytes // 4
         grid = fold_elements(words, 1)
         params = {"count": words, "stride": grid[0] * WG, "kind": kind, "seed": next(seeds), "scale": scale}
-        scales = [int(np.float16(scale * unit).view(np.uint16)) * 0x10001 for unit in store.unit]  # two f16 per word
-        params |= {"record": store.elements, "scales": store.elements - 2 * len(scales)}
-        params |= dict(zip(("first", "second"), (*scales, 0, 0), strict=False))
+        params |= {"record": store.elements, "scales": store.elements - store.scale_words}
+        params |= dict(zip(("first", "second"), scale_words(store, scale), strict=True))
         plan.record("random_weights", "main", grid, params=params, out=tensor)
 
     norms = [norm for layer in model.layers for norm in layer.norms.values()] + [model.norm]

@@ -10,6 +10,7 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.files.dtypes import widen
 
 if TYPE_CHECKING:
@@ -64,6 +65,15 @@ class Blocks:
     where: str
 
 
+@dataclass(frozen=True)
+class Quantizable:
+    """A dense matrix that is quantized to `store` (ops/stores.py) as it is uploaded; `where`: for messages."""
+
+    dense: Dense
+    store: str
+    where: str
+
+
 class Checkpoint(ABC):
     """A base model on disk: config, tensors by Hugging Face name, and tokenizer."""
 
@@ -102,7 +112,7 @@ class Checkpoint(ABC):
     def dense(self, name: str) -> Dense:
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
-    def matrix(self, name: str) -> "Dense | Ternary | Blocks":
+    def matrix(self, name: str) -> "Dense | Ternary | Blocks | Quantizable":
         """The weight of a linear layer, the embedding or the head, in the form in which it is uploaded."""
         return self.ternary(name) if self._is_ternary(name) else self.dense(name)
 
@@ -149,8 +159,9 @@ def unused_tensors(config: ModelConfig) -> set[str]:
 
 
 def is_linear(name: str) -> bool:
-    """Whether a tensor is one of a layer's linear layers, which are the ones that BitNet quantizes."""
-    return name.endswith("_proj.weight")
+    """Whether a tensor is the weight of one of a layer's linear layers, which are those that are quantized."""
+    module, _, kind = name.rpartition(".")
+    return kind == "weight" and module.rpartition(".")[2] in ALL_MODULES
 
 
 def check_names(found: set[str], wanted: set[str], config: ModelConfig, source: str) -> None:

@@ -7,7 +7,7 @@ from tiny_tokenizer import backend
 
 from . import DENSE, GOLDEN, TERNARY, change, copy_of
 
-A = DENSE / "adapter_init"
+A, BLOCKS = DENSE / "adapter_init", GOLDEN / "llama_q8_0"
 
 
 def says(*argv):
@@ -83,6 +83,8 @@ CASES = {
     "no base to merge into": (export("--to", "merged"), "names no base model, and this export needs one"),
     "a missing base": (partial(of_base, base="/nowhere/base"), "the base model /nowhere/base: /nowhere/base: no"),
     "a ternary base": (export("--to", "merged", "--model", TERNARY, adapter=TERNARY / "adapter_init"), "is ternary, s"),
+    "a quantized base": (export("--to", "merged", "--model", BLOCKS / "model.gguf", adapter=BLOCKS / "adapter_init"),
+                         "is quantized; merged weights are float32 and take 0.0 GiB: add --dequantize"),
     "a dense base dequantized": (export("--to", "merged", "--model", DENSE, "--dequantize"), "--dequantize is for ter"),
     "an unknown architecture": (export("--to", "gguf", "--model", DENSE, "--arch", "mamba"), "--arch mamba: wanted "),
     "no such run": (says("report", "{t}/none"), "no such folder; wanted the output_dir of a run"),

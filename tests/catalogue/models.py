@@ -189,6 +189,11 @@ def gguf_scale(folder, bits=b"\x00\x7c"):
     return evaluate(folder, folder / "m.gguf")
 
 
+def gguf_ternary(folder, **options):
+    test_gguf.write_ternary(folder / "m.gguf", test_gguf.Q.TQ2_0, **options)
+    return evaluate(folder, folder / "m.gguf")
+
+
 def gguf_made(folder, rest, tensors=0, keys=0):
     path = folder / "m.gguf"
     path.write_bytes(b"GGUF" + np.array([3], "<u4").tobytes() + np.array([tensors, keys], "<u8").tobytes() + rest)
@@ -230,6 +235,8 @@ GGUF = {
     "gguf tensor twice": (partial(gguf_made, rest=info([8], 0) + info([8], 0, 32) + bytes(96), tensors=2), "appears t"),
     "gguf with a gap": (partial(gguf_made, rest=info([8], 0, 64) + bytes(200), tensors=1), "leaves a gap before it"),
     "gguf with an infinite scale": (gguf_scale, "mlp.up_proj.weight: has scales that are not finite; the file is dam"),
+    "gguf of two ternary scales": (partial(gguf_ternary, head_scale=1.0), "its blocks have different scales; wanted"),
+    "gguf half ternary": (partial(gguf_ternary, dense=("ffn_up",)), "up_proj.weight is not; models of both are not"),
     "gguf alignment of 3": (partial(gguf, metadata={"general.alignment": 3}), "general.alignment is 3"),
     "gguf without sizes": (partial(gguf, arch="qwen2"), "qwen2.attention.head_count is missing"),
     "gguf of bitnet": (partial(gguf, arch="bitnet-25"), "is not supported as GGUF"),

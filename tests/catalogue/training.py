@@ -3,12 +3,15 @@
 from dataclasses import replace
 from functools import partial
 
+from golden_case import GOLDEN
 from test_checkpoint import snapshot
 from tiny_run import write_config
 
 from lorawgpu.files.run_folder import OPTIMIZER_FILE, STATE_FILE
 from lorawgpu.train.checkpoint import save_checkpoint
 from lorawgpu.train.resume import FORMAT
+
+BLOCKS = GOLDEN / "llama_q8_0" / "model.gguf"
 
 
 def config(folder, content, *argv):
@@ -52,6 +55,8 @@ CASES = {
     "an invalid date": (partial(config, content=b"output_dir: 2024-99-99\n"), "not valid YAML: month"),
     "a config of a list": (partial(config, content=b"[1]\n"), "contains a list; wanted `key: value` lines"),
     "a config of text": (partial(config, content=b"hello\n"), "contains a str; wanted `key: value` lines"),
+    "a quantized model in 4 bit": (option("--set", f"base_model={BLOCKS}", "--set", "load_in_4bit=true"),
+                                   "model.gguf: is quantized already; remove load_in_4bit"),
     "two configs": (partial(config, content=b"a: 1\n---\nb: 1\n"), "line 2, column 1: a second YAML document starts"),
     "no config": (lambda t: ["train", t / "none.yaml"], "none.yaml: cannot read the config: No such file"),
     "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),

@@ -10,8 +10,11 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let q = b[record + j / 2u] >> vec2(4u * (j % 2u));
     return RawWeight(q, b[record + 32u + j / 8u][j / 4u % 2u], b[record + 40u], b[record + 41u]);
 }
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return unsigned_rows(codes_of_2(raw.q)); }
+fn weight_scale(raw: RawWeight) -> vec4<f32> { return halves(raw.d) * vec4<f32>(unpack4xU8(raw.sm & 0x0f0f0f0fu)); }
+fn weight_offset(raw: RawWeight) -> vec4<f32> {
+    return halves(raw.dmin) * vec4<f32>(unpack4xU8((raw.sm >> 4u) & 0x0f0f0f0fu));
+}
 fn decode_weight(raw: RawWeight) -> mat4x4<f32> {
-    let s = halves(raw.d) * vec4<f32>(unpack4xU8(raw.sm & 0x0f0f0f0fu));
-    let m = halves(raw.dmin) * vec4<f32>(unpack4xU8((raw.sm >> 4u) & 0x0f0f0f0fu));
-    return affine(unsigned_rows(codes_of_2(raw.q)), s, m);
+    return affine(weight_codes(raw), weight_scale(raw), weight_offset(raw));
 }

@@ -8,4 +8,6 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let at = record + 2u * (i % 8u);
     return RawWeight(b[at], b[at + 1u], b[record + 16u]);
 }
-fn decode_weight(raw: RawWeight) -> mat4x4<f32> { return scaled(signed_rows(vec4(raw.upper, raw.lower)), halves(raw.d)); }
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return signed_rows(vec4(raw.upper, raw.lower)); }
+fn weight_scale(raw: RawWeight) -> vec4<f32> { return halves(raw.d); }
+fn decode_weight(raw: RawWeight) -> mat4x4<f32> { return scaled(weight_codes(raw), weight_scale(raw)); }
