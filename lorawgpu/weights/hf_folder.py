@@ -40,7 +40,7 @@ class HfFolder(Checkpoint):
         self.path, self.name = path, name
         self.config = read_config(path)
         files = _tensor_files(path)
-        self._stored = {_module_name(name, self.config.prefix): name for name in files}
+        self._stored = {module_name(name, self.config.prefix): name for name in files}
         self._files = {name: files[stored] for name, stored in self._stored.items()}
         self.norm_offset = FAMILIES[self.config.family].norm_offset
         if self.config.tie_word_embeddings and self._has_own_head():
@@ -127,7 +127,7 @@ class HfFolder(Checkpoint):
                 raise UserError(f"{self._where(name)} has shape {list(entry.shape)}; the config wants {list(shape)}.")
 
 
-def _module_name(name: str, prefix: str) -> str:
+def module_name(name: str, prefix: str) -> str:
     """The name of a tensor by the module that holds it: older multimodal files put language_model first."""
     if prefix == MULTIMODAL_PREFIX:
         name = re.sub(r"^language_model\.(lm_head\.)", r"\1", name)
