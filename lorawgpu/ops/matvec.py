@@ -62,7 +62,7 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         buffers["qscale"] = qscale
     if lora:
         buffers |= {"h": lora.h, "adapter": lora.factors}
-    unroll = max(1, UNROLL // 4 // rows) if strips else max(2, (UNROLL if int8 else UNROLL // 2) // rows)
+    unroll = 1 if strips else max(2, (UNROLL if int8 else UNROLL // 2) // rows)  # a strip has four loads of its own
     template = {
         "rows": rows,
         "wg": LANES,
