@@ -13,6 +13,8 @@ from golden_case import reference_model
 from gradcheck import relative_error
 
 from lorawgpu.data.batching import Sample, flatten
+from lorawgpu.errors import UserError
+from lorawgpu.families.hf import from_hf
 from lorawgpu.reference.model import model_forward, step_gradients
 from lorawgpu.weights.hf_folder import HfFolder
 
@@ -209,8 +211,37 @@ def olmo3(draw):
     return "Olmo3ForCausalLM", data | draw.choice([{}, {"rope_theta": 20000.0}])
 
 
+VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 2}
+
+
+def multimodal(draw, name, text, vision):
+    """The text model of a family in a multimodal one. The outer config says whether the head is tied, or no one does."""
+    inner, data = text(draw)
+    data = {key: value for key, value in data.items() if key != "tie_word_embeddings"}
+    data |= {"model_type": text.__name__ if text is not gemma3 and text is not gemma4 else f"{text.__name__}_text"}
+    tied = draw.choice([{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}])
+    return name, {"text_config": data, "vision_config": VISION | vision, "image_token_index": 3} | tied
+
+
+def gemma3_multimodal(draw):
+    vision = {"image_size": 8, "model_type": "siglip_vision_model", "vision_use_head": False}
+    return multimodal(draw, "Gemma3ForConditionalGeneration", gemma3, vision)
+
+
+def gemma4_multimodal(draw):
+    vision = {"num_key_value_heads": 1, "head_dim": 8, "pooling_kernel_size": 1, "position_embedding_size": 4}
+    name, data = multimodal(draw, "Gemma4ForConditionalGeneration", gemma4, vision | {"model_type": "gemma4_vision"})
+    return name, data | {"audio_config": None, "image_token_id": 0, "video_token_id": 1, "audio_token_id": 2}
+
+
+def mistral3(draw):
+    vision = {"image_size": 8, "head_dim": 8, "model_type": "pixtral"}
+    text = draw.choice([mistral, ministral3])
+    return multimodal(draw, "Mistral3ForConditionalGeneration", text, vision)
+
+
 FAMILIES = (llama, qwen2, qwen3, gemma2, gemma3, gemma4, mistral, ministral3, smollm3, granite, granite4, phi3, olmo2,
-            olmo3)  # fmt: skip
+            olmo3, gemma3_multimodal, gemma4_multimodal, mistral3)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +306,8 @@ def test_a_random_model_of_the_family(make, tmp_path, family, seed):
     save_model(make, folder, name, data, seed, published=seed % 2 == 0)
     batch, checkpoint = batch_of(seed), HfFolder(folder, "model")
     targets = list(checkpoint.config.all_linear())
+    if "text_config" in data:  # the vision tower has layers of the same names
+        targets = rf".*language_model.*\.({'|'.join(targets)})"
     loss, logits, adapter, grads = torch_result(make, folder, batch, targets, seed)
     samples = [
         Sample(ids[:n].astype(np.int32), labels[:n].astype(np.int32))
@@ -287,3 +320,47 @@ def test_a_random_model_of_the_family(make, tmp_path, family, seed):
     assert our_loss == pytest.approx(loss, abs=TOLERANCE)
     errors = {key: relative_error(ours[key], grads[key]) for key in grads}
     assert ours.keys() == grads.keys() and max(errors.values()) < TOLERANCE, (errors, context)
+
+
+# Config classes by the class of the model: what a config.json needs besides the class's defaults.
+CLASSES = {
+    "LlamaForCausalLM": {},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Gemma2ForCausalLM": {},
+    "Gemma3ForCausalLM": {},
+    "Gemma3ForConditionalGeneration": {},
+    "Gemma4ForCausalLM": {},
+    "Gemma4ForConditionalGeneration": {},
+    "MistralForCausalLM": {},
+    "Ministral3ForCausalLM": {},
+    "Mistral3ForConditionalGeneration": {"text_config": {"model_type": "ministral3"}},
+    "SmolLM3ForCausalLM": {},
+    "GraniteForCausalLM": {},
+    "GraniteMoeHybridForCausalLM": {"num_local_experts": 0, "layer_types": ["attention"] * 32},
+    "Phi3ForCausalLM": {},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": {},
+}
+
+
+TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # those of a model's class are of no model in particular
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_key_that_is_left_out_has_transformers_default(name):
+    import transformers
+
+    cls = getattr(transformers, name).config_class
+    full = json.loads(cls(**CLASSES[name]).to_json_string(use_diff=False)) | {"architectures": [name]}
+    wanted = from_hf(full)
+    inner = "text_config" if "text_config" in full else None
+    for key in (full[inner] if inner else full).keys() - TOKENS:
+        if inner:
+            less = full | {inner: {k: v for k, v in full[inner].items() if k != key}}
+        else:
+            less = {k: v for k, v in full.items() if k != key}
+        try:
+            assert from_hf(less) == wanted, key
+        except UserError as error:
+            assert f"{key} is missing" in str(error) or key in ("model_type", *CLASSES[name]), error

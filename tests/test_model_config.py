@@ -300,7 +300,7 @@ def test_gemma4_sizes_as_transformers_5_saves_them(sizes):
 
     published = spec(global_head_dim=sizes.get("head_dim", 16),
                      num_global_key_value_heads=sizes.get("num_key_value_heads"))  # fmt: skip
-    assert spec(global_head_dim=999, per_layer_config={"1": sizes} if sizes else {}) == published
+    assert spec(global_head_dim=999, per_layer_config={"01": sizes} if sizes else {}) == published
 
 
 @pytest.mark.parametrize(

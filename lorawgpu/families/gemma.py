@@ -175,6 +175,7 @@ GEMMA3 = Family(
     layers=read_gemma3_layers,
     options=read_options,
     text={"gemma3": "gemma3_text"},
+    unread=frozenset({"final_logit_softcapping"}),
     norm_offset=1.0,
     gguf=GgufNames(
         archs=("gemma3",),

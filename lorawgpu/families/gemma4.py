@@ -67,16 +67,18 @@ def _global(keys: Keys, kinds: list[str]) -> AttentionSpec:
 def _global_sizes(keys: Keys, kinds: list[str]) -> dict:
     """What replaces `head_dim` and `num_key_value_heads` in global layers.
 
-    Published files have keys of their own for it; transformers 5 saves `per_layer_config`: index -> the layer's sizes.
+    Published files have keys of their own for it; transformers 5 saves `per_layer_config`: index -> the layer's sizes,
+    where an index may have leading zeros.
     """
     given = keys.data.get("per_layer_config")
     if given is None:
         heads = keys.data.get("num_global_key_value_heads") if keys.flag("attention_k_eq_v") else None
         return {"head_dim": keys.integer("global_head_dim")} | ({} if heads is None else {"num_key_value_heads": heads})
-    last = len(kinds) - 1  # always a global layer
-    sizes = given.get(str(last), {}) if isinstance(given, dict) else None
+    by_layer = {key.lstrip("0") or "0": sizes for key, sizes in given.items()} if isinstance(given, dict) else {}
+    sizes = by_layer.get(str(len(kinds) - 1), {})  # the last layer is global
     wanted = {str(i): sizes for i, kind in enumerate(kinds) if kind == GLOBAL} if sizes else {}
-    if not isinstance(sizes, dict) or given != wanted or set(sizes) - {"head_dim", "num_key_value_heads"}:
+    good = isinstance(given, dict) and isinstance(sizes, dict) and by_layer == wanted
+    if not good or set(sizes) - {"head_dim", "num_key_value_heads"}:
         raise UserError(
             f"{keys.source}: per_layer_config is {brief(given)}; wanted the same head_dim and num_key_value_heads for "
             "all full_attention layers, and none for others."

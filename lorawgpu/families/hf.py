@@ -108,6 +108,7 @@ def _text_config(data: dict, family: Family, model_type: str, source: str) -> tu
     # As in transformers, the outer settings say whether the head is tied, and if no one does, it is.
     shared = {key: data[key] for key in ("tie_word_embeddings", "pad_token_id") if data.get(key) is not None}
     tied = shared.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    text = {key: value for key, value in text.items() if key not in family.unread}
     return {**shared, **text, "tie_word_embeddings": tied is None or tied}, inner, f"{source}, text_config"
 
 
