@@ -14,6 +14,7 @@ from lorawgpu.files.dtypes import widen
 
 if TYPE_CHECKING:
     from lorawgpu.tokenizer.hf import Tokenizer
+    from lorawgpu.weights.nf4 import Nf4
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -74,6 +75,7 @@ class Checkpoint(ABC):
     config: ModelConfig
     path: Path
     name: str  # what an adapter records as base_model_name_or_path
+    quantized: bool = False  # whether any matrix is stored in blocks
 
     @property
     def head_name(self) -> str:
@@ -91,7 +93,7 @@ class Checkpoint(ABC):
     def dense(self, name: str) -> Dense:
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
-    def matrix(self, name: str) -> "Dense | Ternary | Blocks | Quantizable":
+    def matrix(self, name: str) -> "Dense | Ternary | Blocks | Quantizable | Nf4":
         """The weight of a linear layer, the embedding or the head, in the form in which it is uploaded."""
         return self.ternary(name) if self._is_ternary(name) else self.dense(name)
 
