@@ -8,7 +8,8 @@ from oplab import normal
 from lorawgpu.ops.stores import STORES
 from lorawgpu.weights.blocks import records
 from lorawgpu.weights.device import lines_of
-from lorawgpu.weights.quantizers import NF4_LEVELS, TYPICAL_ERROR, quantized
+from lorawgpu.weights.nf4 import NF4_LEVELS
+from lorawgpu.weights.quantizers import TYPICAL_ERROR, quantized
 from lorawgpu.weights.tensors import Dense, Quantizable
 
 Q = gguf.GGMLQuantizationType

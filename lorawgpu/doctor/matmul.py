@@ -21,7 +21,7 @@ from lorawgpu.reference.quantize import quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.blocks import block_bytes
 from lorawgpu.weights.device import stack_weight
-from lorawgpu.weights.quantizers import NF4_LEVELS
+from lorawgpu.weights.nf4 import NF4_LEVELS
 from lorawgpu.weights.tensors import Blocks, Dense, Quantizable, Ternary
 
 

@@ -40,12 +40,12 @@ def check_mergeable(source: ExportSource, dequantize: bool) -> None:
             "destroys so small a change. Serve base model and adapter unmerged (--to peft or gguf); --dequantize "
             "writes merged bf16 weights for evaluation only"
         )
-    quantized = isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantized
+    quantized = source.checkpoint.quantized
     if quantized and not dequantize:
         size = 4 * sum(math.prod(shape) for shape in expected_tensors(source.config).values()) / 2**30
         raise UserError(
             f"{source.checkpoint.name} is quantized; merged weights are float32 and take {size:.1f} GiB: add "
-            "--dequantize to write them, or serve the same file with the adapter unmerged (--to gguf)"
+            "--dequantize to write them, or serve the same base with the adapter unmerged (--to peft or gguf)"
         )
     if dequantize and not (quantized or source.config.ternary):
         raise UserError("--dequantize is for ternary and quantized models; this one is dense: remove it")
@@ -66,11 +66,12 @@ def write(folder: Path, source: ExportSource) -> None:
     for path in source.checkpoint.path.iterdir():
         if path.is_file() and path.suffix in COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
-    if source.config.ternary:
+    if source.checkpoint.quantized or source.config.ternary:
         config = read_json_object(folder / "config.json")
-        del config["quantization_config"]
+        config.pop("quantization_config", None)
         config.pop("dtype", None)
-        (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
+        dtype = "bfloat16" if source.config.ternary else "float32"
+        (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}, indent=2) + "\n")
 
 
 def merged_tensors(source: ExportSource) -> Iterator[tuple[str, Dense | Raw]]:
@@ -170,9 +171,10 @@ def remarks(source: ExportSource) -> list[str]:
             "serve it. Activations are no longer rounded to int8, the weights take eight times the memory, and "
             "quantizing them again destroys the adapter. Serve base model and adapter unmerged (--to peft or gguf)"
         ]
-    if isinstance(source.checkpoint, GgufCheckpoint) and source.checkpoint.quantized:
+    if source.checkpoint.quantized:
+        unmerged = "gguf" if isinstance(source.checkpoint, GgufCheckpoint) else "peft"
         return [
             "the base model was quantized: the folder holds its dequantized weights in float32. Quantizing them again "
-            "changes them; to keep the base model as it is, serve the same GGUF with the adapter unmerged (--to gguf)"
+            f"changes them; to keep the base model as it is, serve it with the adapter unmerged (--to {unmerged})"
         ]
     return []

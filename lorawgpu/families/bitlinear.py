@@ -40,3 +40,10 @@ def read_ternary(keys: Keys, required: bool) -> str | None:
             raise UserError(f"{where}: quantization_mode online needs linear_class autobitlinear, got bitlinear.")
         return "online"
     return "multiply" if linear_class == "autobitlinear" else "divide"
+
+
+def refuse_quantized(keys: Keys) -> None:
+    """UserError for a `quantization_config` in a family whose models are dense."""
+    if (settings := keys.data.get("quantization_config")) is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else settings
+        raise UserError(f"{keys.source}, quantization_config: quant_method {brief(method)} is not supported.")

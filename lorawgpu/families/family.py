@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lorawgpu.families.bitlinear import refuse_quantized
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.rope import Rope, read_rope, rope_settings
@@ -57,7 +58,7 @@ class Family:
     gguf: GgufNames
     norms: Norms = Norms()
     options: Callable[[Keys], dict] = lambda keys: {}
-    ternary: Callable[[Keys], str | None] = lambda keys: None
+    ternary: Callable[[Keys], str | None] = refuse_quantized
     text: Mapping[str, str | None] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     norm_offset: float = 0.0

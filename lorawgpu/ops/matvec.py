@@ -15,12 +15,13 @@ INPUT_LANES = 256  # lanes of a workgroup of matvec_input
 SPLITS_AHEAD = 8  # attention splits that a lane loads at once
 
 
-def lanes_for(terms: int, quads: int) -> int:
-    """Lanes that share one sum of `terms` vec4s, for a weight of `quads` groups of four rows.
+def lanes_for(terms: int, quads: int, strips: bool = False) -> int:
+    """Lanes that share one sum of `terms` vec4s, or strips of blocks, for a weight of `quads` groups of four rows.
 
     As few as keep a large GPU busy, because adding up the lanes' sums costs barriers.
     """
-    enough = (lanes for lanes in (32, 64) if terms <= UNROLL * lanes or quads * lanes >= MANY_LANES)
+    steps, many = (UNROLL // 2, 2 * MANY_LANES) if strips else (UNROLL, MANY_LANES)  # a strip has four loads
+    enough = (lanes for lanes in (32, 64) if terms <= steps * lanes or quads * lanes >= many)
     return next(enough, LANES)
 
 
@@ -45,7 +46,7 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
     int8, quads, store = qscale is not None, part.rows // 4, part.store
     strips = bool(store.unit)  # blocks, whose scales are applied to strips of 16 columns
     terms = weight.columns // (16 if int8 or strips else 4)
-    lanes_per_quad = lanes_for(terms, weight.rows // 4)
+    lanes_per_quad = lanes_for(terms, weight.rows // 4, strips)
     params = {
         "N4": quads,
         "K": terms,

@@ -11,11 +11,12 @@ from lorawgpu.errors import UserError
 from lorawgpu.files.dtypes import widen
 from lorawgpu.gpu.tensor import DTYPES, PAD, padded
 from lorawgpu.ops.matmul import Segments
-from lorawgpu.ops.stores import STORES, TERNARY, Store
+from lorawgpu.ops.stores import NF4, STORES, TERNARY, Store
 from lorawgpu.ops.weight import Part, Weight
 from lorawgpu.util.threads import in_order
 from lorawgpu.weights.blocks import block_bytes, records
-from lorawgpu.weights.quantizers import quantized
+from lorawgpu.weights.nf4 import Nf4
+from lorawgpu.weights.quantizers import nf4_records, quantized
 from lorawgpu.weights.tensors import Blocks, Dense, Quantizable, Ternary
 
 CHUNK_WEIGHTS = 1 << 22  # weights packed and uploaded at a time
@@ -80,6 +81,21 @@ def _(matrix: Quantizable) -> Lines:
             raise UserError(f"{matrix.where}: has values that are not finite, or too large; it is damaged.") from None
 
     return Lines(store, padded(rows), columns, read)
+
+
+@lines_of.register
+def _(matrix: Nf4) -> Lines:
+    rows, columns = len(matrix.packed), 2 * matrix.packed.shape[1]
+
+    def read(first, last):
+        part = slice(4 * first, 4 * last)
+        try:
+            words = nf4_records(Nf4(matrix.packed[part], matrix.scales[part], matrix.where), NF4)
+        except ValueError:
+            raise UserError(f"{matrix.where}: has scales that are not finite; the file is damaged.") from None
+        return pad_to(words, last - first, words.shape[1])
+
+    return Lines(NF4, padded(rows), columns, read)
 
 
 def stack_weight(device, matrices: list, label: str) -> Weight:

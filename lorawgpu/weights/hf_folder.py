@@ -16,6 +16,8 @@ from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.weights.bitsandbytes import Nf4Tensors, is_nf4
+from lorawgpu.weights.nf4 import Nf4
 from lorawgpu.weights.tensors import (
     HEAD,
     Checkpoint,
@@ -45,6 +47,7 @@ class HfFolder(Checkpoint):
         self.norm_offset = FAMILIES[self.config.family].norm_offset
         if self.config.tie_word_embeddings and self._has_own_head():
             self.config = dataclasses.replace(self.config, tie_word_embeddings=False)
+        self._nf4 = Nf4Tensors(self.stored())
         self._shapes = expected_tensors(self.config)
         self._check()
 
@@ -68,7 +71,21 @@ class HfFolder(Checkpoint):
         """Every tensor in the files, not only the model's: by our name, its file and its name there."""
         return {name: (self._files[name], stored) for name, stored in self._stored.items()}
 
+    @property
+    def quantized(self) -> bool:
+        """Whether any matrix is stored in NF4."""
+        return bool(self._nf4.names)
+
+    def matrix(self, name: str) -> Dense | Ternary | Nf4:
+        return self._nf4.matrix(name) if name in self._nf4.names else super().matrix(name)
+
+    def store(self, name: str) -> str:
+        return "nf4" if name in self._nf4.names else super().store(name)
+
     def dense(self, name: str) -> Dense:
+        """The tensor as stored, NF4 as float32. UserError for another dtype."""
+        if name in self._nf4.names:
+            return Dense(self._nf4.matrix(name).float32(), "f32")
         dtype = self._dtype(name)
         if dtype not in DENSE_TYPES:
             raise UserError(f"{self._where(name)} has dtype {dtype}; wanted one of {', '.join(DENSE_TYPES)}.")
@@ -109,9 +126,12 @@ class HfFolder(Checkpoint):
         wanted = set(self._shapes)
         if stored:
             wanted |= {f"{name}_scale" for name in self._shapes if is_linear(name)}
-        found = set(self._files)
+        found = set(self._files) - self._nf4.parts
         check_names(found, wanted, self.config, str(self.path))
         for name, shape in self._shapes.items():
+            if name in self._nf4.names:
+                self._nf4.check(name, shape)
+                continue
             entry = self._files[name].entries[self._stored[name]]
             packed = stored and is_linear(name) and entry.dtype == "U8"
             if packed:
@@ -148,7 +168,10 @@ def read_config(folder: Path) -> ModelConfig:
         )
     if not path.is_file():
         raise UserError(f"{folder}: no config.json; wanted a Hugging Face model folder or a .gguf file.")
-    config = from_hf(read_json_object(path), str(path))
+    settings = read_json_object(path)
+    if is_nf4(settings):
+        del settings["quantization_config"]  # the tensors say which of them are in NF4, and how
+    config = from_hf(settings, str(path))
     generation = folder / "generation_config.json"
     if generation.is_file():
         more = Keys(read_json_object(generation), str(generation)).token_ids("eos_token_id")

@@ -4,7 +4,6 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.ops.stores import STORES
-from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.quantizers import TYPICAL_ERROR
 from lorawgpu.weights.tensors import Checkpoint, Dense, Quantizable, Ternary, expected_tensors, is_linear
 
@@ -16,7 +15,7 @@ class QuantizedAtLoad(Checkpoint):
     """
 
     def __init__(self, base: Checkpoint, store: str, key: str) -> None:
-        if base.config.ternary or isinstance(base, GgufCheckpoint) and base.quantized:
+        if base.config.ternary or base.quantized:
             raise UserError(f"{base.name}: is quantized already; remove {key}.")
         self.base, self.config, self.path, self.name = base, base.config, base.path, base.name
         self.norm_offset = base.norm_offset

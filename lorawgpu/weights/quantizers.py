@@ -4,14 +4,8 @@ import numpy as np
 
 from lorawgpu.ops.stores import Store
 from lorawgpu.weights.blocks import Planes, code_bytes, codes, joined, scale, words_of_rows
+from lorawgpu.weights.nf4 import NF4_LEVELS, Nf4
 
-# The levels of NF4: quantiles of a normal distribution, as bitsandbytes and QLoRA (arXiv:2305.14314, appendix E) have
-# them. common/nf4.wgsl has the same values.
-NF4_LEVELS = np.array([
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-], np.float32)  # fmt: skip
 # Typical rounding errors, in units of the standard deviation of normally distributed weights.
 TYPICAL_ERROR = {"q8_0": 0.0054, "q4_0": 0.086, "nf4": 0.092}
 
@@ -49,6 +43,13 @@ def nf4(values: np.ndarray) -> Planes:
     for border in (NF4_LEVELS[1:] + NF4_LEVELS[:-1]) / np.float32(2):
         q += scaled > border
     return nf4_planes(q, largest)
+
+
+def nf4_records(matrix: Nf4, store: Store) -> np.ndarray:
+    """A matrix of any number of rows as records. ValueError if a scale is not finite."""
+    rows = [(0, -len(matrix.scales) % 4), (0, 0)]
+    q, scales = np.pad(matrix.codes(), rows), np.pad(matrix.scales, rows)
+    return joined(nf4_planes(q.reshape(len(q), -1, store.block), scales[..., None]), store)
 
 
 def nf4_planes(q: np.ndarray, largest: np.ndarray) -> Planes:

@@ -15,6 +15,7 @@ from lorawgpu.files.dtypes import widen
 
 if TYPE_CHECKING:
     from lorawgpu.tokenizer.hf import Tokenizer
+    from lorawgpu.weights.nf4 import Nf4
 
 HEAD = "lm_head.weight"
 # Outside of layers, below the config's prefix.
@@ -80,6 +81,7 @@ class Checkpoint(ABC):
     config: ModelConfig
     path: Path
     name: str  # what an adapter records as base_model_name_or_path
+    quantized: bool = False  # whether any matrix is stored in blocks
 
     norm_offset = 0.0  # what the model adds to the stored weights of norms
 
@@ -112,7 +114,7 @@ class Checkpoint(ABC):
     def dense(self, name: str) -> Dense:
         """The tensor as stored, GGUF blocks dequantized to float32. UserError if it is not BF16, F16 or F32."""
 
-    def matrix(self, name: str) -> "Dense | Ternary | Blocks | Quantizable":
+    def matrix(self, name: str) -> "Dense | Ternary | Blocks | Quantizable | Nf4":
         """The weight of a linear layer, the embedding or the head, in the form in which it is uploaded."""
         return self.ternary(name) if self._is_ternary(name) else self.dense(name)
 

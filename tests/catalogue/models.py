@@ -5,6 +5,7 @@ import os
 from functools import partial
 
 import numpy as np
+import test_bitsandbytes
 import test_gguf
 from test_tokenizer import gguf_values
 from tiny_tokenizer import backend
@@ -273,6 +274,33 @@ GGUF = {
 }  # fmt: skip
 
 
+GATE, DOWN = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.down_proj.weight"
+STATE = f"{GATE}.{test_bitsandbytes.STATE}"
+
+
+def nf4(edit=lambda tensors: None, **state):
+    return lambda folder: evaluate(folder, test_bitsandbytes.nf4_folder(folder / "m", edit, **state))
+
+
+def replaced(name, value):
+    return nf4(lambda tensors: tensors.update({name: np.asarray(value)}))
+
+
+def broken_rows(tensors):
+    tensors |= test_bitsandbytes.nf4_tensors(DOWN, np.ones(tensors[DOWN].shape, np.float32))
+
+
+NF4 = {
+    "nf4 of other blocks": (nf4(blocksize=128), "blocksize is 128 in its quant_state; wanted 64"),
+    "nf4 of broken rows": (nf4(broken_rows), "rows of 160 are not whole blocks of 64"),
+    "nf4 without scales": (nf4(lambda t: t.pop(f"{GATE}.absmax")), "its absmax are missing; wanted 160 values of F32"),
+    "nf4 without a state": (replaced(STATE, np.frombuffer(b"[]", np.uint8)), "wanted a JSON object in bytes"),
+    "nf4 half nested": (replaced(f"{GATE}.nested_absmax", np.ones(1, np.float32)), "nested_blocksize or nested_offset"),
+    "nf4 of other levels": (replaced(f"{GATE}.quant_map", np.ones(16, np.float32)), "its quant_map is not that of NF4"),
+    "nf4 of infinite scales": (replaced(f"{GATE}.absmax", np.full(160, np.inf, np.float32)), "has scales that are not"),
+}  # fmt: skip
+
+
 def tokenizer(folder, data='{"text": "Hello"}\n', raw=None, template=None, words=None, **config):
     model = copy_of(DENSE, folder)
     (model / "tokenizer.json").write_text(json.dumps(words) if words else backend().to_str())
@@ -319,4 +347,4 @@ def _text(folder):
     return folder / "t.jsonl"
 
 
-CASES = HF | GGUF | TOKENIZER
+CASES = HF | GGUF | NF4 | TOKENIZER

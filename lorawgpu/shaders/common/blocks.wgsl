@@ -14,18 +14,11 @@ fn codes_of_4(w: vec2<u32>) -> vec4<u32> { return vec4(w.x, w.x >> 4u, w.y, w.y 
 fn codes_of_2(w: vec2<u32>) -> vec4<u32> { return vec4(w.x, w.x >> 2u, w.y, w.y >> 2u) & vec4(0x03030303u); }
 fn codes_of_1(w: vec2<u32>) -> vec4<u32> { return vec4(w.x, w.x >> 1u, w.y, w.y >> 1u) & vec4(0x01010101u); }
 
-// The bytes of a word as floats, less `zero`. A byte in the lowest bits of 2^23 is 2^23 + byte: exact, and on many GPUs
-// faster than a conversion of integers, of which decoding has one for each weight.
-fn bytes_of(w: u32, zero: f32) -> vec4<f32> {
-    let bits = (vec4(w, w >> 8u, w >> 16u, w >> 24u) & vec4(0xffu)) | vec4(0x4b000000u);
-    return bitcast<vec4<f32>>(bits) - (8388608.0 + zero);
-}
 fn unsigned_rows(w: vec4<u32>) -> mat4x4<f32> {
-    return mat4x4<f32>(bytes_of(w.x, 0.0), bytes_of(w.y, 0.0), bytes_of(w.z, 0.0), bytes_of(w.w, 0.0));
+    return mat4x4<f32>(vec4<f32>(unpack4xU8(w.x)), vec4<f32>(unpack4xU8(w.y)), vec4<f32>(unpack4xU8(w.z)), vec4<f32>(unpack4xU8(w.w)));
 }
 fn signed_rows(w: vec4<u32>) -> mat4x4<f32> {
-    let u = w ^ vec4(0x80808080u); // the byte + 128
-    return mat4x4<f32>(bytes_of(u.x, 128.0), bytes_of(u.y, 128.0), bytes_of(u.z, 128.0), bytes_of(u.w, 128.0));
+    return mat4x4<f32>(vec4<f32>(unpack4xI8(w.x)), vec4<f32>(unpack4xI8(w.y)), vec4<f32>(unpack4xI8(w.z)), vec4<f32>(unpack4xI8(w.w)));
 }
 // Row r times s[r], and minus m[r]. Products of codes and scales have at most 24 bits: only the difference rounds.
 fn scaled(q: mat4x4<f32>, s: vec4<f32>) -> mat4x4<f32> { return mat4x4<f32>(q[0] * s.x, q[1] * s.y, q[2] * s.z, q[3] * s.w); }

@@ -1,4 +1,4 @@
-// The levels of NF4, as in weights/quantizers.py, by a tree of selects: an array with computed indices would lie in memory.
+// The levels of NF4, as in weights/nf4.py, by a tree of selects: an array with computed indices would lie in memory.
 fn nf4_row(w: u32) -> vec4<f32> {
     let q = unpack4xU8(w);
     let one = (q & vec4(1u)) != vec4(0u);
