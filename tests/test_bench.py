@@ -83,6 +83,25 @@ def test_a_product_of_nan_is_wrong(bench_ops):
         bench_ops.require_correct(float("nan"), "y")
 
 
+def test_products_of_a_model_have_each_shape_once(bench_ops):
+    assert bench_ops.fused(SHAPES["bitnet-2b"]) == {
+        "qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912),
+    }  # fmt: skip
+    gemma = bench_ops.fused(SHAPES["gemma-4-e2b"])
+    assert gemma["qkv"] == (10 * 256, 1536) and gemma["qkv 5120"] == (10 * 512, 1536)
+    assert gemma["gate_up"] == (12288, 1536) and gemma["gate_up 24576"] == (24576, 1536)
+
+
+@pytest.mark.parametrize("shape", ["gemma-4-e2b", "qwen3-0.6b", "qwen2.5-1.5b", "phi-4-mini"])
+def test_the_row_kernels_of_a_model_are_right_at_its_widths(bench_ops, monkeypatch, device, kernels, capsys, shape):
+    timed = bench_ops.ROW_KERNELS[shape](16)
+    monkeypatch.setattr(bench_ops, "copy_rate", lambda device: 1e12)
+    monkeypatch.setitem(bench_ops.ROW_KERNELS, shape, lambda tokens: timed)
+    bench_ops.bench_rows(device, kernels, shape, 16)
+    out = capsys.readouterr().out
+    assert all(name in out for name, _, _ in timed)
+
+
 def test_without_a_warmup_there_are_ceilings_too(bench_ops, monkeypatch, capsys):
     monkeypatch.setattr(bench_ops, "seconds", lambda device, run: 1.0)
     monkeypatch.setattr("sys.argv", ["bench_ops.py", "--warmup", "0", "--kinds"])
