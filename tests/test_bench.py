@@ -1,12 +1,14 @@
 """What the benchmarks write down, one table whose columns no run changes; and that a wrong kernel is not timed."""
 
 import csv
+import json
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_case import GOLDEN
 
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.families.hf import from_hf
@@ -132,6 +134,19 @@ def test_all_stores_of_all_shapes_take_turns(bench_train, monkeypatch, tmp_path,
         assert ms > 0 and flop >= 0 and rate >= 0 and float(row["over_tiles"]) > 0 and row["per_layer_ms"] == ""
     table = capsys.readouterr().out.split("32 tokens in sequences of 16")[1]
     assert table.count("tiny ") == 2
+
+
+def test_per_layer_inputs_come_from_a_table(bench_train, monkeypatch, tmp_path, capsys):
+    config = from_hf(json.loads((GOLDEN / "gemma4" / "config.json").read_text()))
+    monkeypatch.setitem(bench_train.SHAPES, "small", config)
+    rows = []
+    monkeypatch.setattr(bench_train, "append", rows.append)
+    options = ["--tokens", "16", "--seq", "16", "--seconds", "0", "--turn", "0", "--commit", "abc", "--csv"]
+    options += ["--store", "bf16", "--checkpointing", "--table", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["bench_train.py", "--shape", "small", *options])
+    bench_train.main()
+    assert rows[0]["per_layer_ms"] > 0 and "to gather and upload" in capsys.readouterr().out
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [97 * 7 * 10 * 2]
 
 
 def test_the_first_round_does_not_count_and_the_last_fits_the_budget(bench_train, monkeypatch):
