@@ -1,6 +1,6 @@
 """Check and time decoding at a named shape with random weights: tokens per second, and time by kernel.
 
-    python scripts/bench_generate.py [--device gpu] [--shape bitnet-2b] [--rank 16] [--prompt 128] [--tokens 256]
+    python scripts/bench_generate.py [--device gpu] [--shape bitnet-2b] [--store bf16 q4_k_m] [--rank 16] [--prompt 128]
 
 Random weights are as fast as trained ones. The one-token pass (matrix-vector products, flash decoding) must agree with
 the whole-sequence pass; then prefill, decoding, and each kind of kernel in a step are timed.
@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.modules import LINEAR_MODULES
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.generate.generator import MAX_CHUNK, Generator
 from lorawgpu.generate.sampling import Sampling
@@ -32,7 +31,7 @@ CHECKED_LAYERS = 2
 def random_adapter(device, config: ModelConfig, rank: int) -> AdapterBuffers | None:
     if not rank:
         return None
-    lora, rng = LoraConfig(rank, 2 * rank, LINEAR_MODULES), np.random.default_rng(1)
+    lora, rng = LoraConfig(rank, 2 * rank, config.all_linear()), np.random.default_rng(1)
     layout = AdapterLayout(lora, config)
     tensors = {
         name: rng.standard_normal(shape, np.float32) * np.float32(0.3 * shape[1] ** -0.5)
@@ -41,14 +40,22 @@ def random_adapter(device, config: ModelConfig, rank: int) -> AdapterBuffers | N
     return AdapterBuffers(layout, device.upload(layout.flatten(tensors), label="adapter"))
 
 
+def first_layers(model, count):
+    """The model with its first `count` layers alone."""
+    config, per_layer = replace(model.config, layers=model.config.layers[:count]), model.per_layer
+    if per_layer:
+        columns = count * config.per_layer_input
+        per_layer = replace(per_layer, gather=lambda ids: model.per_layer.gather(ids)[:, :columns])
+    return replace(model, config=config, layers=model.layers[:count], per_layer=per_layer)
+
+
 def check(device, model, adapter, kernels, rng):
     """Run both passes on the same tokens through the first layers. Returns the relative difference of their logits.
 
     One flipped rounding in BitNet moves logits by 5e-3, and every layer of a random model amplifies that.
     """
     tokens = rng.integers(0, model.config.vocab_size, 12).tolist()
-    config, logits = replace(model.config, layers=model.config.layers[:CHECKED_LAYERS]), []
-    short = replace(model, config=config, layers=model.layers[:CHECKED_LAYERS])
+    short, logits = first_layers(model, CHECKED_LAYERS), []
     for matvec in (True, False):
         decoder = Decoder(device, short, adapter, context=128, prefill_rows=64, kernels=kernels, matvec=matvec)
         decoder.start([tokens[:4]])
@@ -134,7 +141,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device")
     parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
-    parser.add_argument("--store", choices=DENSE_STORES, default="bf16", help="store of dense weights")
+    parser.add_argument("--store", choices=DENSE_STORES, nargs="+", default=["bf16"], help="stores of dense weights")
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapter on all linear layers; 0: no adapter")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
@@ -144,13 +151,20 @@ def main():
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--repeat", type=int, default=4)
     args = parser.parse_args()
+    for store in args.store:
+        bench(args, store)
+
+
+def bench(args, store):
+    """Check and time the shape in one store."""
     device, rng = open_device(args.device), np.random.default_rng(2)
     kernels, start = KernelCache(device), time.perf_counter()
-    model = synthetic_model(device, kernels, SHAPES[args.shape], args.store)
+    model = synthetic_model(device, kernels, SHAPES[args.shape], store)
     adapter = random_adapter(device, model.config, args.rank)
     print(device.name, device.driver)
     device.wait()
-    print(f"{args.shape}: {model.nbytes / 1e6:,.0f} MB, rank {args.rank}, made in {time.perf_counter() - start:.1f} s")
+    size, seconds = model.nbytes / 1e6, time.perf_counter() - start
+    print(f"{args.shape} in {store}: {size:,.0f} MB, rank {args.rank}, made in {seconds:.1f} s")
     start = time.perf_counter()
     error = check(device, model, adapter, kernels, rng)
     bound = 5e-2 if model.config.ternary else 1e-4
@@ -158,6 +172,7 @@ def main():
     if not error < bound:
         raise SystemExit(f"error: that is more than {bound:g}; nothing was timed")
     measure(args, device, model, adapter, kernels, rng)
+    device.wgpu.destroy()
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ from lorawgpu.doctor import optimizer
 from lorawgpu.doctor.check import KernelCheck, measure
 from lorawgpu.doctor.lab import Lab
 from lorawgpu.doctor.rotary import rotary
-from lorawgpu.gpu import KernelCache, Plan, open_device
+from lorawgpu.gpu import KernelCache, Plan, open_device, padded
 from lorawgpu.gpu.profile import profile
 from lorawgpu.ops.matmul import Operand, Problem, tiled
 from lorawgpu.ops.stores import STORES
+from lorawgpu.weights.synthetic import SHAPES
 
 ROW_KERNELS = {  # (name, function of `doctor`, its sizes) for M tokens
     "bitnet-2b": lambda M: [
@@ -35,6 +36,34 @@ ROW_KERNELS = {  # (name, function of `doctor`, its sizes) for M tokens
         ("gather", rows.gather, (M, 2560, M // 2)),
         ("cross-entropy", rows.cross_entropy, ("plain", M // 8, 128256, M // 8)),
         ("AdamW", optimizer.adamw, (2, 1.0, 20_000_000)),
+    ],
+    "gemma-4-e2b": lambda M: [
+        ("rmsnorm", rows.rmsnorm, (M, 1536)),
+        ("RoPE, norms of q, k, v", rotary, ("normed values", M, 8, 1, 256, 0, M)),
+        ("the same, heads of 512", rotary, ("normed values", M, 8, 1, 512, 0, M)),
+        ("RoPE, shared k, v", rotary, ("queries only", M, 8, 1, 256, 0, M)),
+        ("GELU gate", rows.gate, ("gelu_tanh", M, 6144)),
+        ("GELU gate, wide", rows.gate, ("gelu_tanh", M, 12288)),
+        ("gate of per-layer input", rows.gate, ("gelu_tanh", M, 256, "separate")),
+        ("per-layer input", rows.per_layer, ("bf16", M, 256)),
+        ("cross-entropy, capped", rows.cross_entropy, ("plain", M // 16, 262144, M // 16, 30.0)),
+        ("soft cap", rows.softcap, (M // 16, 262144, 30.0)),
+    ],
+    "qwen3-0.6b": lambda M: [
+        ("rmsnorm", rows.rmsnorm, (M, 1024)),
+        ("RoPE, norms of q, k", rotary, ("normed", M, 16, 8, 128, 0, M)),
+        ("silu gate", rows.gate, ("silu", M, 3072)),
+        ("cross-entropy", rows.cross_entropy, ("plain", M // 8, 151936, M // 8)),
+    ],
+    "qwen2.5-1.5b": lambda M: [
+        ("rmsnorm", rows.rmsnorm, (M, 1536)),
+        ("RoPE with biases", rotary, ("biased", M, 12, 2, 128, 0, M)),
+        ("silu gate", rows.gate, ("silu", M, 8960)),
+    ],
+    "phi-4-mini": lambda M: [
+        ("rmsnorm", rows.rmsnorm, (M, 3072)),
+        ("RoPE of part of a head", rotary, ("partial", M, 24, 8, 128, 0, M)),
+        ("silu gate, fused file", rows.gate, ("silu", M, 8192, "packed")),
     ],
     "smollm2-135m": lambda M: [
         ("rmsnorm", rows.rmsnorm, (M, 576)),
@@ -60,10 +89,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
 }
 """
-SHAPES = {  # name: (out, in) of the fused projections
-    "bitnet-2b": {"qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912)},
-    "smollm2-135m": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},
-}
+
+
+def fused(config) -> dict[str, tuple[int, int]]:
+    """(out, in) of the fused projections of a model, each shape once: "qkv", or "qkv 2048" if its layers differ."""
+    found = {}
+    for layer in dict.fromkeys(config.layers):
+        for group in layer.paths.groups():
+            shapes = layer.group_shapes(group)
+            shape = sum(padded(out) for out, _ in shapes), shapes[0][1]
+            if shape not in found.values():
+                found[f"{group} {shape[0]}" if group in found else group] = shape
+    return found
+
+
 FMA = "".join(f"{v} = fma({v}, x, y); " for v in "abcdefgh") * 4
 DOT = "".join(f"{v} += dot4I8Packed(u32({w}), y); " for v, w in zip("abcdefgh", "bcdefgha", strict=True)) * 4
 PEAK = f"""
@@ -208,7 +247,7 @@ def bench_rows(device, kernels, shape, tokens):
             elapsed, (_, count, _, nbytes) = min(run[kind][0] for run in runs), runs[0][kind]
             rate = nbytes / elapsed
             print(
-                f"{name:20} {kind:32} {elapsed / count * 1e6:9.1f} us {rate / 1e12:6.2f} TB/s {rate / copy:5.0%} "
+                f"{name:24} {kind:32} {elapsed / count * 1e6:9.1f} us {rate / 1e12:6.2f} TB/s {rate / copy:5.0%} "
                 f"of copy  error {error:.1e}",
                 flush=True,
             )
@@ -218,7 +257,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--shape", default="bitnet-2b", choices=SHAPES)
+    parser.add_argument("--shape", default="bitnet-2b", choices=ROW_KERNELS)
     parser.add_argument("--warmup", type=float, default=4.0)
     parser.add_argument("--tiles", nargs="*", default=[None])
     parser.add_argument("--kinds", nargs="*", default=["ternary", "ternary_t", "bf16", "bf16_t", "f32", "rows"])
@@ -233,7 +272,7 @@ def main():
     print({k: f"{v / 1e12:.1f} T" for k, v in rates.items()})
     best = torch_peak(args.tokens, 4096, 4096)
     print("torch f32", f"{best / 1e12:.1f} T" if best else "absent")
-    for name, (out, inner) in SHAPES[args.shape].items():
+    for name, (out, inner) in fused(SHAPES[args.shape]).items():
         if args.only and name not in args.only:
             continue
         for kind in args.kinds:
@@ -242,7 +281,7 @@ def main():
                 rate = 2.0 * args.tokens * out * inner / elapsed
                 peak = rates["dot_loop" if kind in INT8 else "fma_loop"]
                 print(
-                    f"{name:8} {kind:10} {tile or 'auto':7} {elapsed * 1e3:8.3f} ms {rate / 1e12:7.2f} T/s "
+                    f"{name:13} {kind:10} {tile or 'auto':7} {elapsed * 1e3:8.3f} ms {rate / 1e12:7.2f} T/s "
                     f"{rate / peak:5.0%} of loop  error {error:.1e}",
                     flush=True,
                 )

@@ -1,12 +1,14 @@
 """What the benchmarks write down, one table whose columns no run changes; and that a wrong kernel is not timed."""
 
 import csv
+import json
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_case import GOLDEN
 
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.families.hf import from_hf
@@ -83,6 +85,25 @@ def test_a_product_of_nan_is_wrong(bench_ops):
         bench_ops.require_correct(float("nan"), "y")
 
 
+def test_products_of_a_model_have_each_shape_once(bench_ops):
+    assert bench_ops.fused(SHAPES["bitnet-2b"]) == {
+        "qkv": (3840, 2560), "o": (2560, 2560), "gate_up": (13824, 2560), "down": (2560, 6912),
+    }  # fmt: skip
+    gemma = bench_ops.fused(SHAPES["gemma-4-e2b"])
+    assert gemma["qkv"] == (10 * 256, 1536) and gemma["qkv 5120"] == (10 * 512, 1536)
+    assert gemma["gate_up"] == (12288, 1536) and gemma["gate_up 24576"] == (24576, 1536)
+
+
+@pytest.mark.parametrize("shape", ["gemma-4-e2b", "qwen3-0.6b", "qwen2.5-1.5b", "phi-4-mini"])
+def test_the_row_kernels_of_a_model_are_right_at_its_widths(bench_ops, monkeypatch, device, kernels, capsys, shape):
+    timed = bench_ops.ROW_KERNELS[shape](16)
+    monkeypatch.setattr(bench_ops, "copy_rate", lambda device: 1e12)
+    monkeypatch.setitem(bench_ops.ROW_KERNELS, shape, lambda tokens: timed)
+    bench_ops.bench_rows(device, kernels, shape, 16)
+    out = capsys.readouterr().out
+    assert all(name in out for name, _, _ in timed)
+
+
 def test_without_a_warmup_there_are_ceilings_too(bench_ops, monkeypatch, capsys):
     monkeypatch.setattr(bench_ops, "seconds", lambda device, run: 1.0)
     monkeypatch.setattr("sys.argv", ["bench_ops.py", "--warmup", "0", "--kinds"])
@@ -113,6 +134,19 @@ def test_all_stores_of_all_shapes_take_turns(bench_train, monkeypatch, tmp_path,
         assert ms > 0 and flop >= 0 and rate >= 0 and float(row["over_tiles"]) > 0 and row["per_layer_ms"] == ""
     table = capsys.readouterr().out.split("32 tokens in sequences of 16")[1]
     assert table.count("tiny ") == 2
+
+
+def test_per_layer_inputs_come_from_a_table(bench_train, monkeypatch, tmp_path, capsys):
+    config = from_hf(json.loads((GOLDEN / "gemma4" / "config.json").read_text()))
+    monkeypatch.setitem(bench_train.SHAPES, "small", config)
+    rows = []
+    monkeypatch.setattr(bench_train, "append", rows.append)
+    options = ["--tokens", "16", "--seq", "16", "--seconds", "0", "--turn", "0", "--commit", "abc", "--csv"]
+    options += ["--store", "bf16", "--checkpointing", "--table", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["bench_train.py", "--shape", "small", *options])
+    bench_train.main()
+    assert rows[0]["per_layer_ms"] > 0 and "to gather and upload" in capsys.readouterr().out
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [97 * 7 * 10 * 2]
 
 
 def test_the_first_round_does_not_count_and_the_last_fits_the_budget(bench_train, monkeypatch):
