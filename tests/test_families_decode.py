@@ -28,10 +28,7 @@ NEAR = 1e-3  # a choice with a smaller margin may differ
 PROMPTS = {"single": (4,), "batched": (4, 9, 1)}
 STEPS = 8
 # Case -> tokens before those that are decoded one by one, where not those of PROMPTS: across longrope's border.
-CROSSING = {
-    "phi3": {"single": (20,), "batched": (20, 9, 28)},
-    "phi3_mixed": {"single": (11,), "batched": (11, 2, 16)},
-}
+CROSSING = {"phi3": {"single": (20,), "batched": (20, 9, 28)}, "phi3_mixed": {"single": (11,), "batched": (11, 2, 16)}}
 
 
 @cache

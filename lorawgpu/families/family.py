@@ -44,9 +44,9 @@ class Family:
     architectures: `model_type` in config.json -> architecture class. defaults: by `model_type`, the defaults of
     transformers' config class for missing keys. layers: reads all layer specs from config.json. options: reads further
     fields of ModelConfig. ternary: reads where BitLinear scales come from. text: `model_type` of a multimodal config ->
-    that of its `text_config`, or None if the file says. unread: keys of `text_config` that transformers' multimodal class
-    ignores. norm_offset: what the model adds to the norm weights of a
-    Hugging Face checkpoint. config_json: the family's own keys of the config.json that exports write for a base that
+    that of its `text_config`, or None if the file says. unread: keys of `text_config` that transformers' multimodal
+    class ignores. norm_offset: what the model adds to the norm weights of a Hugging Face checkpoint. config_json: the
+    family's own keys of the config.json that exports write for a base that
     came as GGUF. reads: keys that the family reads itself, and that would be refused otherwise.
     """
 
