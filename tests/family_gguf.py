@@ -48,6 +48,9 @@ TOP = {
     "per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
 }
+# What Gemma 3's published text_config leaves out.
+GEMMA3_DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 131072, "bos_token_id": 2,
+                   "query_pre_attn_scalar": 256, "sliding_window_pattern": 6}  # fmt: skip
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")
 
 
@@ -57,13 +60,14 @@ def write_case(folder, path, arch, edit=lambda writer: None, tokenizer=False):
     tokenizer: with a tokenizer.
     """
     config = json.loads((folder / "config.json").read_text())
-    text = config.get("text_config", config)
+    text = (GEMMA3_DEFAULTS if arch == "gemma3" else {}) | config.get("text_config", config)
     writer = gguf.GGUFWriter(path, arch)
     METADATA.get(arch, lambda writer, text: None)(writer, text)
     _common(writer, text, config)
     if tokenizer:
         _tokenizer(writer, text["vocab_size"])
-    for name, values in _tensors(folder, text).items():
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))
+    for name, values in _tensors(folder, tied).items():
         if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + np.float32(1)
         for gguf_name, part in converted(name, values, arch, text):
@@ -76,20 +80,20 @@ def write_case(folder, path, arch, edit=lambda writer: None, tokenizer=False):
     return path
 
 
-def _tensors(folder, text):
+def _tensors(folder, tied):
     """The text model's tensors as float32, named from the model on: "layers.0.mlp.up_proj.weight", "lm_head.weight"."""
     file, found = SafetensorsFile(folder / "model.safetensors"), {}
     for name, entry in file.entries.items():
-        if name.startswith(("model.language_model.", "lm_head.")) or not _multimodal(file):
-            short = name.removeprefix("model.").removeprefix("language_model.")
+        if name.startswith(("model.language_model.", "language_model.", "lm_head.")) or not _multimodal(file):
+            short = name.removeprefix("language_model.").removeprefix("model.").removeprefix("language_model.")
             found[short] = widen(file.read(name), DENSE_TYPES[entry.dtype])
-    if text.get("tie_word_embeddings", True):
+    if tied:
         found.pop("lm_head.weight", None)
     return found
 
 
 def _multimodal(file):
-    return any(name.startswith("model.language_model.") for name in file.entries)
+    return any("language_model." in name for name in file.entries)
 
 
 def _name(name, arch):
@@ -132,7 +136,9 @@ def _common(writer, text, config):
         head_dim = text.get("head_dim", hidden // heads)
         writer.add_feed_forward_length(text["intermediate_size"])
         writer.add_head_count_kv(text["num_key_value_heads"])
-        writer.add_rope_freq_base(text["rope_theta"])
+        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        writer.add_rope_freq_base(rope.get("rope_theta", text.get("rope_theta")))
+        _stretching(writer, rope)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     ends = config.get("eos_token_id", text.get("eos_token_id"))
@@ -140,6 +146,25 @@ def _common(writer, text, config):
     writer.add_eos_token_id(ends if isinstance(ends, int) else ends[0])
     if not isinstance(ends, int):
         writer.add_eot_token_id(ends[1])
+
+
+def _stretching(writer, rope):
+    """YaRN and linear scaling. Converters of OLMo 3 and Phi-3 write theirs on their own."""
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind not in ("yarn", "linear"):
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+    writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _mistral3(writer, text):
+    rope = text["rope_parameters"]
+    writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def _tokenizer(writer, size):
@@ -202,11 +227,14 @@ def _granite(writer, text):
 
 
 def _phi3(writer, text):
-    head_dim, original = text["hidden_size"] // text["num_attention_heads"], text["original_max_position_embeddings"]
+    head_dim = text["hidden_size"] // text["num_attention_heads"]
+    original = text.get("original_max_position_embeddings", text["max_position_embeddings"])
     stretch = text["max_position_embeddings"] / original
-    writer.add_sliding_window(text["sliding_window"] or 0)
-    writer.add_rope_dimension_count(int(head_dim * text["partial_rotary_factor"]))
+    writer.add_sliding_window(text.get("sliding_window") or 0)
+    writer.add_rope_dimension_count(int(head_dim * text.get("partial_rotary_factor", 1)))
     writer.add_rope_scaling_orig_ctx_len(original)
+    if not text.get("rope_scaling"):
+        return
     writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretch) / math.log(original)))
     for name in ("long", "short"):
         factors = np.array(text["rope_scaling"][f"{name}_factor"], np.float32)
@@ -226,4 +254,5 @@ METADATA = {
     "granite": _granite,
     "phi3": _phi3,
     "olmo2": _olmo2,
+    "mistral3": _mistral3,
 }

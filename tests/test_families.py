@@ -25,6 +25,11 @@ GGUF = {
     "granite": "granite",
     "phi3": "phi3",
     "olmo2": "olmo2",
+    "qwen2_yarn": "qwen2",
+    "gemma3_multimodal": "gemma3",
+    "ministral3": "mistral3",
+    "phi3_plain": "phi3",
+    "phi3_mixed": "phi3",
 }
 ONE_STEP = ("loss", "logits", "grad.")  # what a quick test compares
 
@@ -74,6 +79,7 @@ def test_gguf_is_the_same_model(tmp_path, name):
         assert plain(a) == plain(b)
         for long in (False, True):
             np.testing.assert_allclose(*(x.attention.rope.inv_freq(x.attention.head_dim, long) for x in (a, b)), 1e-6)
+        np.testing.assert_allclose(*(x.attention.rope.query_scale(np.arange(40)) for x in (a, b)), 1e-6)
         assert a.attention.rope.attention_factor == pytest.approx(b.attention.rope.attention_factor)
         assert (a.attention.scale, a.residual_scale) == pytest.approx((b.attention.scale, b.residual_scale))
     for number in ("rms_norm_eps", "embed_scale", "logits_scale", "final_softcap"):

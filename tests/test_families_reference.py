@@ -215,8 +215,8 @@ VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num
 
 
 def multimodal(draw, name, text, vision):
-    """The text model of a family in a multimodal one. The outer config says whether the head is tied, or none does."""
-    inner, data = text(draw)
+    """The text model of a family in a multimodal one, whose own config says whether the head is tied, if any does."""
+    _, data = text(draw)
     data = {key: value for key, value in data.items() if key != "tie_word_embeddings"}
     data |= {"model_type": text.__name__ if text is not gemma3 and text is not gemma4 else f"{text.__name__}_text"}
     tied = draw.choice([{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}])

@@ -51,7 +51,7 @@ GEMMA3_DEFAULTS = SIZES | {
 READS = frozenset(
     {"sliding_window", "layer_types", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
 )
-MULTIMODAL_VOCAB = 262208  # of the sizes with a vision tower, 4B and larger
+MULTIMODAL_VOCAB = 262208  # of the sizes with a vision tower
 
 
 def read_gemma2_layers(keys: Keys) -> tuple[LayerSpec, ...]:
@@ -99,12 +99,14 @@ def read_gemma2_gguf(meta: GgufKeys) -> dict:
 
 
 def read_gemma3_gguf(meta: GgufKeys) -> dict:
+    """Only the sizes with a vision tower, 4B and larger, stretch the RoPE of global layers."""
+    scaling = meta.get("rope.scaling.factor")
     return {
         "query_pre_attn_scalar": _pre_attention_scalar(meta, 62),
         "sliding_window": meta.integer("attention.sliding_window", 1024),
         "rope_local_base_freq": meta.number("rope.freq_base_swa", LOCAL_THETA),
         "sliding_window_pattern": meta.integer("attention.sliding_window_pattern", 6),
-        "multimodal": meta.file.tensors["token_embd.weight"].shape[0] == MULTIMODAL_VOCAB,
+        "multimodal": meta.file.tensors["token_embd.weight"].shape[0] == MULTIMODAL_VOCAB or bool(scaling),
     }
 
 

@@ -46,17 +46,18 @@ def ministral_json(config: ModelConfig) -> dict:
 
 
 def ministral_gguf(meta: GgufKeys) -> dict:
-    """Ministral 3's metadata: YaRN with the scale of queries."""
-    beta = meta.get("attention.temperature_scale")
+    """Ministral 3's metadata: YaRN with the scale of queries. There is no key for mscale; llama.cpp takes 1."""
+    more = {"llama_4_scaling_beta": "attention.temperature_scale", "mscale_all_dim": "rope.scaling.yarn_log_multiplier"}
     scaling = {
         "rope_type": "yarn",
         "factor": meta.number("rope.scaling.factor"),
         "original_max_position_embeddings": meta.integer("rope.scaling.original_context_length"),
         "beta_fast": meta.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": meta.number("rope.scaling.yarn_beta_slow", 1.0),
-        "attention_factor": 1.0,
+        "mscale": 1.0,
     }
-    return {"rope_scaling": scaling | ({} if beta is None else {"llama_4_scaling_beta": beta})}
+    scaling |= {ours: meta.number(theirs) for ours, theirs in more.items() if meta.get(theirs)}
+    return {"rope_scaling": scaling, "multimodal": True}
 
 
 MISTRAL = Family(
