@@ -25,6 +25,7 @@ GGUF = {
     "granite": "granite",
     "phi3": "phi3",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
 }
 ONE_STEP = ("loss", "logits", "grad.")  # what a quick test compares
 
