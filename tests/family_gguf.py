@@ -142,6 +142,13 @@ def _common(writer, text, config):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     ends = config.get("eos_token_id", text.get("eos_token_id"))
+    scaling = text.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        if "attention_factor" in scaling:
+            writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
     writer.add_bos_token_id(text["bos_token_id"])
     writer.add_eos_token_id(ends if isinstance(ends, int) else ends[0])
     if not isinstance(ends, int):

@@ -264,6 +264,38 @@ def test_a_gguf_base_becomes_a_folder_of_the_same_model(tmp_path, case):
     assert not changes
 
 
+def variant(folder, case, **keys):
+    """A copy of a golden case with other keys in its config.json."""
+    shutil.copytree(GOLDEN / case, folder)
+    config = json.loads((folder / "config.json").read_text()) | keys
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("factor", [None, 1.5])
+def test_yarn_of_a_gguf_base_goes_into_its_folder(tmp_path, factor):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    yarn |= {} if factor is None else {"attention_factor": factor}
+    original = variant(tmp_path / "case", "qwen3", rope_scaling=yarn)
+    path = write_case(original, tmp_path / "base.gguf", "qwen3", tokenizer=True)
+    source = source_of(tmp_path / "a", path)
+    rope = merged.reopen(merged_folder(tmp_path / "m", source), source).config.layers[0].attention.rope
+    want = open_checkpoint(original).config.layers[0].attention.rope
+    assert rope.kind == "yarn" and rope.attention_factor == pytest.approx(factor or 0.1 * np.log(4) + 1)
+    np.testing.assert_allclose(rope.inv_freq(16), want.inv_freq(16))
+
+
+def test_a_multimodal_gguf_base_becomes_a_text_model(tmp_path, monkeypatch):
+    """Its file has no vision tower, so the folder is that of the family's text class."""
+    monkeypatch.setattr("lorawgpu.families.gemma.MULTIMODAL_VOCAB", text_of("gemma3")["vocab_size"])
+    path = gguf_base(tmp_path, "gemma3")
+    source = source_of(tmp_path / "a", path)
+    assert source.config.prefix == "model.language_model."
+    folder = merged_folder(tmp_path / "m", source)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["Gemma3ForCausalLM"]
+    assert merged.reopen(folder, source).keys() == open_checkpoint(GOLDEN / "gemma3").keys()
+
+
 @pytest.mark.parametrize("case", ["gemma4", "gemma4_dense"])
 def test_a_gguf_base_without_a_folder_of_its_own_is_refused_at_once(tmp_path, case, capsys):
     path = gguf_base(tmp_path, case)

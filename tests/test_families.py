@@ -30,6 +30,7 @@ GGUF = {
     "ministral3": "mistral3",
     "phi3_plain": "phi3",
     "phi3_mixed": "phi3",
+    "olmo3": "olmo2",
 }
 ONE_STEP = ("loss", "logits", "grad.")  # what a quick test compares
 

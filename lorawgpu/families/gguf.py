@@ -19,6 +19,11 @@ from lorawgpu.files.untrusted import brief
 
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_TENSORS = {ROPE_FREQS, "rope_factors_long.weight", "rope_factors_short.weight"}
+YARN = {
+    "attention_factor": "rope.scaling.yarn_attn_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
 # Key below the architecture's name -> (our option, the values that mean "off").
 UNSUPPORTED = {
     "expert_count": ("mixture of experts", (0,)),
@@ -108,6 +113,7 @@ def _rope_scaling(meta: GgufKeys) -> dict | None:
     scaling = {"rope_type": kind, "factor": meta.number("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = meta.integer("rope.scaling.original_context_length")
+        scaling |= {ours: meta.number(theirs) for ours, theirs in YARN.items() if meta.get(theirs) is not None}
     return scaling
 
 

@@ -58,13 +58,6 @@ def read_gguf(meta: GgufKeys) -> dict:
     data = {"model_type": "olmo3", "sliding_window": window}
     if flags is not None:
         data["layer_types"] = [LOCAL if flag else GLOBAL for flag in flags]
-    if meta.get("rope.scaling.type") == "yarn":
-        data["rope_scaling"] = {
-            "rope_type": "yarn",
-            "factor": meta.number("rope.scaling.factor"),
-            "original_max_position_embeddings": meta.integer("rope.scaling.original_context_length"),
-            "attention_factor": meta.number("rope.scaling.attn_factor", 1.0),
-        }
     return data
 
 
