@@ -154,7 +154,7 @@ class LayerSpec:
 
     def norm_width(self, role: str) -> int:
         attention = self.attention
-        widths = {"attn_sub": attention.q_width, "mlp_sub": self.mlp.width}
+        widths = {"attn_sub": attention.q_width, "mlp_sub": self.mlp.width, "ple_sub": self.per_layer_input}
         q, k = (attention.q_width, attention.kv_width) if attention.whole_norm else (attention.head_dim,) * 2
         return (widths | {"q": q, "k": k}).get(role, self.hidden)
 
