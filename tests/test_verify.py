@@ -166,11 +166,7 @@ def no_adamw(folder):
 
 WRONG = {
     "no case.json": (drop("case.json"), "case.json: no such file"),
-<<<<<<< HEAD
-    "no model": (drop("config.json"), "has no model"),
-=======
     "no model": (drop("config.json"), "has no model .config.json or model.gguf.; pass one with --model"),
->>>>>>> quant
     "no weights": (drop("model.safetensors"), "model.safetensors"),
     "no adapter": (lambda f: shutil.rmtree(f / "adapter_init"), "adapter_init: no such folder"),
     "no batch": (drop("batch.npz"), "batch.npz: no such file"),
