@@ -19,7 +19,7 @@ MAX_HEAD_DIM = 512
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """Sizes and options for both implementations: query rows, cache slots, heads, and what scores are."""
 
     rows: int
@@ -118,7 +118,7 @@ def attention_forward(
     bits of a row depend only on its own sequence.
     ValueError for a wrong shape or option; DeviceError if the scores of `chain` do not fit into a binding.
     """
-    problem = Problem(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim, scale, window, softcap)
+    problem = AttentionProblem(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim, scale, window, softcap)
     _check(impl, problem, [slot, kv_start], [], {"row": [q, out], "slot": [kcache, vcache], "lse": [lse]})
     tensors = {"out": out, "lse": lse, "q": q, "kcache": kcache, "vcache": vcache, "slot": slot, "kv_start": kv_start}
     IMPLEMENTATIONS[impl].forward(plan, problem, workspace, **tensors)
@@ -154,7 +154,7 @@ def attention_backward(
     Arguments as in attention_forward, but slot[t] must be t: key s is attended by rows s .. segment_end[s]-1 only.
     dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end i32 [S]. Sums have a fixed order, no atomics.
     """
-    problem = Problem(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim, scale, window, softcap)
+    problem = AttentionProblem(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim, scale, window, softcap)
     tensors = {"row": [q, out, dq, dout], "slot": [kcache, vcache, dk, dv], "lse": [lse]}
     _check(impl, problem, [slot, kv_start], [segment_end], tensors)
     gradients = {"dq": dq, "dk": dk, "dv": dv, "dout": dout}
