@@ -1,4 +1,4 @@
-"""Check and time attention at one shape: scripts/bench_attention.py --seq 2048 --head-dim 128 [--sweep].
+"""Check and time attention at one shape: scripts/bench_attention.py --seq 2048 --head-dim 128 [--window 512] [--sweep].
 
 `needed` TFLOP/s count what causal attention needs (4 HD flops per visible pair forward, 10 backward); `executed` also
 counts what the two-pass backward recomputes (14). --sweep times every tile in CANDIDATES, kernel by kernel.
@@ -32,6 +32,7 @@ NEEDED = {"forward": 4, "backward": 10, "both": 14}
 EXECUTED = {"forward": 4, "dq": 6, "dkv": 8, "backward": 14, "both": 18}
 OUTPUTS = ("out", "lse", "dq", "dk", "dv")
 TOLERANCE = 1e-4  # float32 sums over a few thousand tokens
+MOST_CHECKED = 4096  # rows of a sequence, for which the reference stores whole score matrices
 
 
 class Scratch(dict):
@@ -81,7 +82,9 @@ class Bench:
         }.items():
             self.gpu[name] = device.tensor(shape, "f32", name)
         lengths = np.diff([*range(0, args.tokens, args.seq), args.tokens]).astype(float)
-        self.unit = (lengths * (lengths + 1) / 2).sum() * args.heads * args.head_dim  # multiply-adds per product
+        seen = np.minimum(lengths, args.window or args.seq)  # by the last row
+        pairs = (lengths - seen) * seen + seen * (seen + 1) / 2
+        self.unit = pairs.sum() * args.heads * args.head_dim  # multiply-adds per product
 
     def plan(self) -> Plan:
         plan, g, a = Plan(self.device, self.kernels), self.gpu, self.args
@@ -91,6 +94,8 @@ class Bench:
             "kv_heads": a.kv_heads,
             "head_dim": a.head_dim,
             "scale": a.head_dim**-0.5,
+            "window": a.window,
+            "softcap": a.softcap,
             "impl": a.impl,
             "workspace": self.scratch,
         }
@@ -106,24 +111,30 @@ class Bench:
         return plan
 
     def check(self, plan, *sections):
-        """Run the plan. Returns {output: max error / max value}, for the first sequence and key/value head."""
+        """Run the plan. Returns {output: max error / max value}, for the first key/value head.
+
+        Of the first sequence, at most MOST_CHECKED rows; keys whose rows are not all among them are left out.
+        """
         for name in OUTPUTS:  # so that a previous tile's results cannot pass for this one's
             self.device.write(self.gpu[name], np.full(self.gpu[name].shape, np.nan, np.float32))
         plan.run(*sections)
         a, group = self.args, self.args.heads // self.args.kv_heads
-        rows, wide, one = min(a.seq, a.tokens), group * a.head_dim, a.head_dim
+        length, wide, one = min(a.seq, a.tokens), group * a.head_dim, a.head_dim
+        rows = min(length, MOST_CHECKED)
+        keys = rows if rows == length else max(rows - (a.window or length), 0)
         host = {n: x[:rows] for n, x in self.host.items()}
         q, dout, k, v = (host[n][:, :w].astype(float) for n, w in (("q", wide), ("dout", wide), ("k", one), ("v", one)))
         if not hasattr(self, "want"):
-            sizes = host["slot"], host["kv_start"], group, 1, one**-0.5
+            sizes = host["slot"], host["kv_start"], group, 1, one**-0.5, a.window, a.softcap
             out, lse = reference.attention_forward(q, k, v, *sizes)
             dq, dk, dv = reference.attention_backward(dout, q, k, v, out, lse, *sizes)
-            self.want = {"out": out, "lse": lse.T, "dq": dq, "dk": dk, "dv": dv}
+            self.want = {"out": out, "lse": lse.T, "dq": dq, "dk": dk[:keys], "dv": dv[:keys]}
         errors = {}
         for name in OUTPUTS:
-            want, got = self.want[name], self.device.read(self.gpu[name])[:rows]
+            want = self.want[name]
+            got = self.device.read(self.gpu[name])[: len(want)]
             got = (log_sum_exp(got) if name == "lse" else got)[:, : want.shape[1]]
-            errors[name] = float(np.abs(got - want).max() / np.abs(want).max())
+            errors[name] = float(np.abs(got - want).max() / np.abs(want).max()) if want.size else 0.0
         return errors
 
     def time(self, plan, section, seconds=0.3, repeats=5):
@@ -153,7 +164,7 @@ def sweep(bench):
     table = CANDIDATES[64 if bench.args.head_dim <= 64 else 128]
     pairs = [(kernel, tile) for kernel, tiles in table.items() for tile in tiles]
     for kernel, tile in sorted(pairs, key=lambda p: p[1].rt * p[1].ct):
-        saved, attention_flash.TILES[kernel] = attention_flash.TILES[kernel], {256: tile}
+        saved, attention_flash.TILES[kernel] = attention_flash.TILES[kernel], {512: tile}
         try:
             try_tile(bench, kernel, tile)
         except Exception as e:  # a tile may not fit this device; continue with the others
@@ -176,6 +187,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("tokens", 4096), ("seq", 2048), ("heads", 20), ("kv-heads", 5), ("head-dim", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--window", type=int, default=None, help="keys that a row sees at most")
+    parser.add_argument("--softcap", type=float, default=None)
     parser.add_argument("--impl", default="flash", choices=("flash", "chain"))
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--warmup", type=float, default=4.0, help="seconds")

@@ -1,16 +1,18 @@
 """Check and time each kernel at real shapes, and compare its rate with a ceiling measured on the same device.
 
-    python scripts/bench_ops.py [--device gpu] [--shape bitnet-2b] [--tokens 4096] [--kinds rows ...]
+    python scripts/bench_ops.py [--device gpu] [--shape bitnet-2b] [--tokens 4096] [--kinds rows window ...]
 
 Ceilings: fused multiply-adds and dot4I8Packed in loops that touch no memory; torch's float32 product if torch and CUDA
 are available; for row kernels, a copy. Before it is timed, each product is checked on a few rows against float64, and
-each row kernel by the checks of `doctor`; a wrong result ends the run. For attention see bench_attention.py, for
-matrix-vector products bench_generate.py.
+each row kernel by the checks of `doctor`; a wrong result ends the run. The kind `window` compares attention with a
+window of 512 keys with that of sequences of 1,024 tokens, whose rows see as many keys on average. For more on attention
+see bench_attention.py, for matrix-vector products bench_generate.py.
 """
 
 import argparse
 import time
 
+import bench_attention
 import numpy as np
 
 from lorawgpu.doctor import elementwise as rows
@@ -75,6 +77,11 @@ ROW_KERNELS = {  # (name, function of `doctor`, its sizes) for M tokens
         ("cross-entropy", rows.cross_entropy, ("plain", M // 4, 49152, M // 4)),
         ("AdamW", optimizer.adamw, (2, 1.0, 5_000_000)),
     ],
+}
+WINDOWED = {  # heads, key/value heads, head size
+    "gemma-3-1b": (4, 1, 256),
+    "gemma-4-e2b": (8, 1, 256),
+    "olmo-3-7b": (32, 32, 128),
 }
 INT8 = [store.name for store in STORES.values() if store.int8_input]  # stores whose forward is bound by dot4I8Packed
 TOLERANCE = 2e-5  # for sums of thousands of terms and the rounding of exp; a lost term is off by 1e-2
@@ -253,6 +260,27 @@ def bench_rows(device, kernels, shape, tokens):
             )
 
 
+def bench_window(device, shape, tokens):
+    """Check and time one sequence with a window, and sequences of twice its size without."""
+    heads, kv_heads, head_dim = WINDOWED[shape]
+    options = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "softcap": None}
+    cases, found = {"window 512": (tokens, 512), "sequences of 1024": (1024, None)}, {}
+    for name, (seq, window) in cases.items():
+        args = argparse.Namespace(**options, seq=seq, window=window, impl="flash")
+        bench = bench_attention.Bench(device, args)
+        plan = bench.plan()
+        errors = bench.check(plan, "forward", "backward")
+        require_correct(max(errors.values()), f"attention, {shape}, {name}")
+        found[name] = {section: bench.time(plan, section) for section in ("forward", "dq", "dkv", "backward")}
+    for section, windowed in found["window 512"].items():
+        whole = found["sequences of 1024"][section]
+        print(
+            f"{shape:13} {section:9} {tokens} tokens: window 512 {windowed * 1e3:8.3f} ms, sequences of 1024 "
+            f"{whole * 1e3:8.3f} ms, ratio {windowed / whole:.2f}",
+            flush=True,
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device")
@@ -262,6 +290,7 @@ def main():
     parser.add_argument("--tiles", nargs="*", default=[None])
     parser.add_argument("--kinds", nargs="*", default=["ternary", "ternary_t", "bf16", "bf16_t", "f32", "rows"])
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--window-tokens", type=int, default=16384)
     args = parser.parse_args()
     device = open_device(args.device)
     kernels = KernelCache(device)
@@ -276,7 +305,7 @@ def main():
         if args.only and name not in args.only:
             continue
         for kind in args.kinds:
-            for tile in args.tiles if kind != "rows" else []:
+            for tile in args.tiles if kind not in ("rows", "window") else []:
                 elapsed, error = case(device, kernels, kind, args.tokens, out, inner, tile)
                 rate = 2.0 * args.tokens * out * inner / elapsed
                 peak = rates["dot_loop" if kind in INT8 else "fma_loop"]
@@ -287,6 +316,8 @@ def main():
                 )
     if "rows" in args.kinds:
         bench_rows(device, kernels, args.shape, args.tokens)
+    for shape in WINDOWED if "window" in args.kinds else ():
+        bench_window(device, shape, args.window_tokens)
 
 
 if __name__ == "__main__":

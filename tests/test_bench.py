@@ -111,6 +111,14 @@ def test_without_a_warmup_there_are_ceilings_too(bench_ops, monkeypatch, capsys)
     assert "'fma_loop': " in capsys.readouterr().out
 
 
+def test_a_window_is_compared_with_sequences_of_twice_its_size(bench_ops, monkeypatch, device, capsys):
+    monkeypatch.setattr(bench_ops, "WINDOWED", {"tiny": (1, 1, 8)})
+    monkeypatch.setattr(bench_ops.bench_attention.Bench, "time", lambda self, plan, section: 1.0)
+    bench_ops.bench_window(device, "tiny", 1100)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all("ratio" in line for line in lines)
+
+
 def test_a_peer_has_a_dtype(bench_train, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bench_train.py", "--peer"])
     with pytest.raises(SystemExit):

@@ -1,6 +1,6 @@
 """Attention as separate products over a stored score matrix: simple and exact, to check flash against.
 
-Equations and kernels: shaders/attention_chain.wgsl. `problem` is an AttentionProblem of ops.attention, which checks it.
+Equations and kernels: shaders/attention_chain.wgsl. `problem` is an ops.attention.AttentionProblem, checked there.
 """
 
 from lorawgpu.errors import DeviceError

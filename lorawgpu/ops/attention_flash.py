@@ -1,7 +1,7 @@
 """Flash attention: nothing of size rows x slots is stored.
 
 Equations and guarantees: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
-`problem` is an AttentionProblem of ops.attention, which checks shapes. The backward has two passes: dq, then dk and dv.
+`problem` is an ops.attention.AttentionProblem, checked there. The backward has two passes: dq, then dk and dv.
 """
 
 import math

@@ -41,7 +41,7 @@ def visible(slot, kv_start, slots, window=None):
     """-> bool [M, S]: the cache slots that each query row attends to, at most `window` if given."""
     j, slot = np.arange(slots), np.asarray(slot)[:, None]
     seen = (np.asarray(kv_start)[:, None] <= j) & (j <= slot)
-    return seen & (j > slot - window) if window else seen
+    return seen & (slot < j + window) if window else seen
 
 
 def attention_scores_forward(q, k, slot, kv_start, n_heads, n_kv_heads, scale, window=None, softcap=None):
