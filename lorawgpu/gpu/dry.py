@@ -31,6 +31,9 @@ class DryDevice(Device):
     def _open(self):
         self.wgpu, self.queue = DryHandle(), DryQueue()
 
+    def wait(self):
+        """Nothing was submitted."""
+
     def _create(self, nbytes: int, label: str, usage) -> DryBuffer:
         return DryBuffer(nbytes, label)
 
