@@ -46,8 +46,8 @@ class Family:
     fields of ModelConfig. ternary: reads where BitLinear scales come from. text: `model_type` of a multimodal config ->
     that of its `text_config`, or None if the file says. unread: keys of `text_config` that transformers' multimodal
     class ignores. norm_offset: what the model adds to the norm weights of a Hugging Face checkpoint. config_json: the
-    family's own keys of the config.json that exports write for a base that
-    came as GGUF. reads: keys that the family reads itself, and that would be refused otherwise.
+    family's own keys of the config.json that exports write for a base that came as GGUF. reads: keys that the family
+    reads itself, and that would be refused otherwise.
     """
 
     name: str
