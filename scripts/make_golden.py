@@ -105,6 +105,11 @@ def write_adapter(folder: Path, recipe: Recipe, seed: int) -> None:
     model = peft.get_peft_model(load_model(folder, torch.float32), lora)
     model.save_pretrained(folder / "adapter_init", save_embedding_layers=False)
     (folder / "adapter_init" / "README.md").unlink(missing_ok=True)
+    file = folder / "adapter_init" / "adapter_config.json"
+    settings = json.loads(file.read_text()) | {"base_model_name_or_path": None}
+    if isinstance(settings["target_modules"], list):
+        settings["target_modules"].sort()  # PEFT writes a set
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
     file, random = folder / "adapter_init" / "adapter_model.safetensors", torch.Generator().manual_seed(seed)
     tensors = load_file(file)
     for name in sorted(tensors):

@@ -31,6 +31,14 @@ ARCH = {case: case for case in FAMILY_CASES} | {
     "mistral_window": "llama",
     "olmo3": "olmo2",
     "granite4": "granite",
+    "qwen2_yarn": "qwen2",
+    "qwen2_window": "qwen2",
+    "gemma3_multimodal": "gemma3",
+    "ministral3": "mistral3",
+    "smollm3_window": "smollm3",
+    "phi3_plain": "phi3",
+    "phi3_mixed": "phi3",
+    "granite4_nope": "granite",
 }
 TO_FOLDER = ("qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "granite4", "phi3", "olmo2", "olmo3")
 
@@ -106,7 +114,7 @@ def test_an_mlx_adapter_has_the_names_of_its_classes(tmp_path, case):
     folder = written(tmp_path, mlx, source)
     parameters = json.loads((folder / "adapter_config.json").read_text())["lora_parameters"]
     tensors, got = safetensors.numpy.load_file(folder / "adapters.safetensors"), {}
-    before = "language_model.model." if case.startswith("gemma4") else "model."
+    before = "model." if source.config.prefix == "model." else "language_model.model."
     for name in tensors:
         if name.endswith(".lora_a"):
             module = name.removesuffix(".lora_a")
@@ -190,7 +198,8 @@ def test_a_merged_folder_has_every_tensor_of_the_base(tmp_path, case):
     changes = wanted(tmp_path / "a")
     assert got.keys() == base.keys()
     for name, before in base.items():
-        if (module := name.removesuffix(".weight")) in changes:
+        module = name.removesuffix(".weight").replace("language_model.model.", "model.language_model.")
+        if module in changes:
             exact = before.float32() + changes.pop(module)
             assert (np.abs(got[name].float32() - exact) <= 2.0**-8 * np.abs(exact) + 1e-6).all()
         else:
