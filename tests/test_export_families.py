@@ -31,6 +31,7 @@ ARCH = {case: case for case in FAMILY_CASES} | {
     "mistral_window": "llama",
     "olmo3": "olmo2",
     "granite4": "granite",
+    "granite4_nope": "granite",
     "qwen2_yarn": "qwen2",
     "qwen2_window": "qwen2",
     "gemma3_multimodal": "gemma3",
@@ -38,9 +39,20 @@ ARCH = {case: case for case in FAMILY_CASES} | {
     "smollm3_window": "smollm3",
     "phi3_plain": "phi3",
     "phi3_mixed": "phi3",
-    "granite4_nope": "granite",
 }
-TO_FOLDER = ("qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "granite4", "phi3", "olmo2", "olmo3")
+TO_FOLDER = (
+    "qwen2",
+    "qwen2_yarn",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "smollm3",
+    "granite",
+    "granite4",
+    "phi3",
+    "olmo2",
+    "olmo3",
+)
 
 
 def adapter_of(folder, model, seed=0, strength=1.0):
@@ -91,8 +103,7 @@ def test_a_gguf_adapter_changes_the_tensors_of_the_base_gguf(tmp_path, case):
     """alpha / rank * B A is the change of the tensor of that name, in the row order of llama.cpp's converters."""
     source = source_of(tmp_path / "a", GOLDEN / case)
     file = written(tmp_path, gguf, source) / "adapter.gguf"
-    base = gguf_library.GGUFReader(write_case(GOLDEN / case, tmp_path / "base.gguf", ARCH[case]))
-    shapes, reader = {t.name: t.shape.tolist() for t in base.tensors}, gguf_library.GGUFReader(file)
+    reader = gguf_library.GGUFReader(file)
     assert reader.fields["general.architecture"].contents() == ARCH[case]
     alpha, got = float(reader.fields["adapter.lora.alpha"].contents()), {}
     tensors = {t.name: t.data.astype(np.float64) for t in reader.tensors}
@@ -100,7 +111,6 @@ def test_a_gguf_adapter_changes_the_tensors_of_the_base_gguf(tmp_path, case):
         if name.endswith(".lora_a"):
             a, b = tensors[name], tensors[name.removesuffix("a") + "b"]
             got[name.removesuffix(".lora_a")] = alpha / len(a) * b @ a
-            assert shapes[name.removesuffix(".lora_a")] == [a.shape[1], len(b)]
     want = {}
     for module, change in wanted(tmp_path / "a").items():
         short = module.removeprefix("model.").removeprefix("language_model.") + ".weight"
@@ -198,8 +208,8 @@ def test_a_merged_folder_has_every_tensor_of_the_base(tmp_path, case):
     changes = wanted(tmp_path / "a")
     assert got.keys() == base.keys()
     for name, before in base.items():
-        module = name.removesuffix(".weight").replace("language_model.model.", "model.language_model.")
-        if module in changes:
+        module = name.replace("language_model.model.", "model.language_model.").removesuffix(".weight")
+        if module in changes:  # older files put language_model first
             exact = before.float32() + changes.pop(module)
             assert (np.abs(got[name].float32() - exact) <= 2.0**-8 * np.abs(exact) + 1e-6).all()
         else:

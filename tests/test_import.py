@@ -87,7 +87,9 @@ def reference_model(path):
     import transformers
     from transformers.integrations.bitnet import BitLinear
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    kind = transformers.AutoConfig.from_pretrained(path).model_type
+    classes = {"mistral3": transformers.AutoModelForImageTextToText}  # has no class for text alone
+    model = classes.get(kind, transformers.AutoModelForCausalLM).from_pretrained(path, dtype=torch.float32)
     for module in model.modules():
         for tensor in [*module._parameters.values(), *module._buffers.values()]:
             if tensor is not None and tensor.is_floating_point():

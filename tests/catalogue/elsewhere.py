@@ -49,6 +49,7 @@ ELSEWHERE = {
     "no such file or folder, and": "test_hub.py",
     "pip install matplotlib": "test_report.py",
     "are not exported": "test_export.py",
+    "has to match whole paths": "test_errors.py, test_adapter_start.py",
     "that came as GGUF cannot be written": "test_export_families.py",
     "rope_freqs.weight is": "test_export_merged.py",
     "block type": "test_gguf.py",
