@@ -23,6 +23,7 @@ ELSEWHERE = {
     "which has a vision tower": "no public Ministral 3 GGUF is small enough to merge; its words are those of Gemma 4",
     "rope_type": "test_errors.py",
     "use_dora": "test_errors.py",
+    "it has to match whole paths": "test_adapter_start.py",
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
     # Messages that need a whole run, a missing library, or a network
