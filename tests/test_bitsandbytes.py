@@ -27,7 +27,7 @@ CONFIG = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_
 
 def test_values_are_those_of_bitsandbytes():
     file = SafetensorsFile(STORED)
-    tensors = Nf4Tensors(dict.fromkeys(file.entries, file))
+    tensors = Nf4Tensors({name: (file, name) for name in file.entries})
     tensors.check("weight", (144, 128))
     matrix = tensors.matrix("weight")
     assert hashlib.sha256(matrix.float32().tobytes()).hexdigest() == DEQUANTIZED
