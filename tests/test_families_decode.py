@@ -25,6 +25,8 @@ from lorawgpu.weights.loader import open_checkpoint
 CONTEXT = 40
 TOLERANCE = 2e-5  # float32 noise of tiny models
 NEAR = 1e-3  # a choice with a smaller margin may differ
+# One for each way to get from a token to the next: on the GPU alone, with windows, and with the host in between.
+LOOPS = ("qwen2", "gemma3", "gemma4", "phi3")
 PROMPTS = {"single": (4,), "batched": (4, 9, 1)}
 STEPS = 8
 # Case -> tokens before those that are decoded one by one, where not those of PROMPTS: across longrope's border.
@@ -83,20 +85,20 @@ def check_extend(decoder, name, kind):
         assert relative(decoder.read_logits(count), whole(name, sequences)) < TOLERANCE, list(map(len, sequences))
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("kind", ["batched", pytest.param("single", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FAMILY_CASES)
 def test_extending_equals_the_whole_sequence(opened, name, kind):
     check_extend(opened.make(name, len(PROMPTS[kind])), name, kind)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FAMILY_CASES)
+@pytest.mark.parametrize("name", LOOPS)
 def test_the_prefill_pass_decodes_alike(opened, name):
     check_extend(opened.make(name, len(PROMPTS["batched"]), matvec=False, prefill_rows=8), name, "batched")
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
-@pytest.mark.parametrize("name", FAMILY_CASES)
+@pytest.mark.parametrize("name", LOOPS)
 def test_the_sampling_loop_chooses_what_the_whole_sequence_says(opened, name, kind):
     sequences = prompts_of(name, kind)
     generator = Generator(opened.make(name, len(sequences)), stop_ids=())

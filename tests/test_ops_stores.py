@@ -12,11 +12,14 @@ from lorawgpu.ops.matvec import matvec_forward
 from lorawgpu.ops.stores import STORES, TERNARY
 
 SIZES = [(35, 96, 48, 16, 64), (3, 512, 300)]  # rows, columns and rows of each stacked matrix
+RARE = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "iq4_nl", "iq4_xs")  # quick tests try them with unit rows
 MIXED = ["bf16 f32", "f16 f32 bf16", "q4_k q6_k", "q5_0 f32 q8_0"]
 
 
 @pytest.mark.parametrize("product", [cases.forward, cases.transposed, cases.matvec])
-@pytest.mark.parametrize("stores", [*STORES, *MIXED])
+@pytest.mark.parametrize(
+    "stores", [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in (*STORES, *MIXED)]
+)
 def test_products(plan, product, stores):
     for rows, *sizes in SIZES:
         check(plan, product, (stores, min(rows, 8) if product is cases.matvec else rows, *sizes))
