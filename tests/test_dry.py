@@ -58,8 +58,9 @@ def assert_same_memory(config, device, kernels):
 
 @pytest.mark.parametrize(("case", "words"), [
     ("blocks", "llama, blocks of q4_k, q6_k, 2 layers"),
-    ("8 bit", "14 of 14 linear layers in q8_0 (8.5 bits a weight, rms error about 0.5% of the weights' deviation)"),
-    ("4 bit", "12 of 14 linear layers in nf4 (4.5 bits a weight, rms error about 9.2%"),
+    ("8 bit", "14 of 14 linear layers in q8_0 (8.5 bits a weight, rms error of normally distributed weights 0.5% of "
+              "their deviation)"),
+    ("4 bit", "12 of 14 linear layers in nf4 (4.5 bits a weight, rms error of normally distributed weights 9.2%"),
     ("packed", "bitnet, ternary, "),
 ])  # fmt: skip
 def test_the_plan_says_how_weights_are_stored(tmp_path, case, words):

@@ -32,7 +32,8 @@ GGUF = {
     "phi3_mixed": "phi3",
     "olmo3": "olmo2",
 }
-EVERY_OPTION = ("qwen2", "gemma2", "gemma4", "gemma4_dense", "granite", "phi3", "olmo2")  # of a layer, among these
+# Among these, a layer has every option.
+EVERY_OPTION = ("qwen2", "gemma2", "gemma4", "gemma4_dense", "granite", "phi3", "olmo2", "ministral3")
 ONE_STEP = ("loss", "logits", "grad.")  # what a quick test compares
 
 

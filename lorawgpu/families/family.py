@@ -1,7 +1,7 @@
 """The `Family` record. Each family file defines one as `FAMILY`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lorawgpu.families.bitlinear import refuse_quantized
@@ -108,6 +108,31 @@ def read_equal_layers(keys: Keys, norms: Norms, **options) -> tuple[LayerSpec, .
         options["rope"] = read_rope(keys)
     options = {"act": keys.activation(), "norms": norms} | options
     return equal_layers(keys.integer("num_hidden_layers"), **read_sizes(keys), **options)
+
+
+def with_windows(
+    layers: tuple[LayerSpec, ...], kinds: list[str], window: int | None, rope: Rope | None = None
+) -> tuple[LayerSpec, ...]:
+    """The layers with a sliding window, and with `rope` if given, where their kind is LOCAL."""
+
+    def local(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, attention=replace(layer.attention, window=window, rope=rope or layer.attention.rope))
+
+    return tuple(local(layer) if kind == LOCAL else layer for layer, kind in zip(layers, kinds, strict=True))
+
+
+def read_local_rope(keys: Keys, theta: float) -> Rope:
+    """The RoPE of local layers: that of nested `rope_parameters`, or else an unscaled one with `theta`."""
+    if any(isinstance(value, dict) for value in (keys.data.get("rope_parameters") or {}).values()):
+        return read_rope(keys, LOCAL, rope_theta=theta)
+    plain = {key: value for key, value in keys.data.items() if key not in ("rope_parameters", "rope_scaling")}
+    return read_rope(Keys(plain, keys.source), rope_theta=theta)
+
+
+def without_rope(layer: LayerSpec) -> LayerSpec:
+    """The layer without RoPE, and so without what a stretched RoPE multiplies its cosines and sines by."""
+    rope = Rope(layer.attention.rope.theta, "none")
+    return replace(layer, attention=replace(layer.attention, rope=rope))
 
 
 def common_json(config: ModelConfig) -> dict:

@@ -4,12 +4,20 @@ import math
 from dataclasses import replace
 
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, common_json, equal_layers, read_sizes
+from lorawgpu.families.family import (
+    GLOBAL,
+    LOCAL,
+    Family,
+    GgufNames,
+    common_json,
+    equal_layers,
+    read_local_rope,
+    read_sizes,
+    with_windows,
+)
 from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.keys import GELU, Keys
 from lorawgpu.families.llama import LAYER_NAMES
-from lorawgpu.families.olmo import read_local_rope
-from lorawgpu.families.qwen import with_windows
 from lorawgpu.families.rope import read_rope
 from lorawgpu.families.spec import LayerSpec, Norms
 
@@ -66,13 +74,9 @@ def read_gemma3_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Every 6th layer is global, unless the file says otherwise; local layers have their own, unscaled RoPE."""
     count, pattern = keys.integer("num_hidden_layers"), keys.integer("sliding_window_pattern")
     kinds = keys.layer_types([GLOBAL if (i + 1) % pattern == 0 else LOCAL for i in range(count)])
-    theta = keys.number("rope_local_base_freq")
-    ropes = {GLOBAL: read_rope(keys, GLOBAL), LOCAL: read_local_rope(keys, theta)}
-    layers = tuple(
-        replace(layer, attention=replace(layer.attention, rope=ropes[kind]))
-        for layer, kind in zip(_equal(keys, norms=GEMMA3_NORMS, rope=ropes[GLOBAL]), kinds, strict=True)
-    )
-    return with_windows(layers, kinds, keys.window())
+    layers = _equal(keys, norms=GEMMA3_NORMS, rope=read_rope(keys, GLOBAL))
+    local = read_local_rope(keys, keys.number("rope_local_base_freq"))
+    return with_windows(layers, kinds, keys.window(), local)
 
 
 def _equal(keys: Keys, **options) -> tuple[LayerSpec, ...]:

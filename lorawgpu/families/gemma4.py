@@ -125,7 +125,7 @@ def read_gguf(meta: GgufKeys) -> dict:
     kv_heads, widths = meta.per_layer("attention.head_count_kv"), meta.per_layer("feed_forward_length")
     first = {flag: flags.index(flag) if flag in flags else 0 for flag in (True, False)}
     shared = meta.get("attention.shared_kv_layers") or 0
-    rotary = int(_rotating(meta)) if meta.has("rope_freqs.weight") else None
+    rotary = _rotating(meta) if meta.has("rope_freqs.weight") else None
     head_dim = meta.integer("attention.key_length")
     partial = 2 * rotary / head_dim if rotary is not None else 0.25
     return {

@@ -13,7 +13,6 @@ from lorawgpu.families.family import Family
 from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.hf import MULTIMODAL_PREFIX, TEXT_PREFIX, read_config
 from lorawgpu.families.registry import BY_GGUF_ARCH, BY_MODEL_TYPE
-from lorawgpu.families.rope import KINDS
 from lorawgpu.files.gguf import BITNET_ADVICE, GgufFile
 from lorawgpu.files.untrusted import brief
 
@@ -104,7 +103,7 @@ def _rope_scaling(meta: GgufKeys) -> dict | None:
     kind = meta.get("rope.scaling.type")
     if kind in (None, "none"):
         return None
-    if kind not in ("linear", "yarn", "longrope") or kind not in KINDS:
+    if kind not in ("linear", "yarn", "longrope"):
         raise UserError(
             f"{meta.file.path}: {meta.full('rope.scaling.type')} = {brief(kind)} (rope scaling) is not supported yet."
         )

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.family import Family, GgufNames, common_json, read_equal_layers
+from lorawgpu.families.family import Family, GgufNames, common_json, read_equal_layers, without_rope
 from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.llama import LAYER_NAMES, NORMS
-from lorawgpu.families.smollm3 import without_rope
 from lorawgpu.families.spec import LayerSpec, Paths
 from lorawgpu.files.untrusted import brief
 

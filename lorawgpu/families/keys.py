@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from lorawgpu.errors import UserError
+from lorawgpu.families.modules import MAX_LAYERS
 from lorawgpu.files.untrusted import brief
 
 # Upper bounds far above any published model, so that a hostile file cannot demand endless work. The bound on head_dim
@@ -11,7 +12,7 @@ SIZE_LIMITS = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 17,
     "intermediate_size": 1 << 20,
-    "num_hidden_layers": 1024,
+    "num_hidden_layers": MAX_LAYERS,
     "num_attention_heads": 1 << 12,
     "num_key_value_heads": 1 << 12,
     "head_dim": 512,

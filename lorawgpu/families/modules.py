@@ -6,7 +6,7 @@ FUSED_MODULES = {"qkv_proj": "q_proj", "gate_up_proj": "gate_proj", "input_linea
                  "output_linear": "down_proj"}  # fmt: skip
 PER_LAYER_MODULES = ("per_layer_input_gate", "per_layer_projection")
 ALL_MODULES = (*LINEAR_MODULES, *FUSED_MODULES, *PER_LAYER_MODULES)
-MAX_LAYERS = 1024  # families.keys.SIZE_LIMITS has the same bound
+MAX_LAYERS = 1024
 
 
 def dropout_stream(layer: int, module: str) -> int:

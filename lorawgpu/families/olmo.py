@@ -3,11 +3,19 @@
 from dataclasses import replace
 
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, common_json, read_equal_layers
+from lorawgpu.families.family import (
+    GLOBAL,
+    LOCAL,
+    Family,
+    GgufNames,
+    common_json,
+    read_equal_layers,
+    read_local_rope,
+    with_windows,
+)
 from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.llama import LAYER_NAMES
-from lorawgpu.families.qwen import with_windows
 from lorawgpu.families.rope import read_rope
 from lorawgpu.families.spec import LayerSpec, Norms
 
@@ -32,21 +40,8 @@ def read_olmo3_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Local layers have a window and an unscaled RoPE; `rope_scaling` is for the global ones."""
     count = keys.integer("num_hidden_layers")
     kinds = keys.layer_types([GLOBAL if (i + 1) % PATTERN == 0 else LOCAL for i in range(count)])
-    ropes = {GLOBAL: read_rope(keys, GLOBAL), LOCAL: read_local_rope(keys, LOCAL_THETA)}
-    layers = read_equal_layers(keys, norms=NORMS, whole_norm=True, rope=ropes[GLOBAL])
-    layers = tuple(
-        replace(layer, attention=replace(layer.attention, rope=ropes[kind]))
-        for layer, kind in zip(layers, kinds, strict=True)
-    )
-    return with_windows(layers, kinds, keys.window())
-
-
-def read_local_rope(keys: Keys, theta: float):
-    """The RoPE of local layers: that of nested `rope_parameters`, or else an unscaled one with `theta`."""
-    if any(isinstance(value, dict) for value in (keys.data.get("rope_parameters") or {}).values()):
-        return read_rope(keys, LOCAL, rope_theta=theta)
-    plain = {key: value for key, value in keys.data.items() if key not in ("rope_parameters", "rope_scaling")}
-    return read_rope(Keys(plain, keys.source), rope_theta=theta)
+    layers = read_equal_layers(keys, norms=NORMS, whole_norm=True, rope=read_rope(keys, GLOBAL))
+    return with_windows(layers, kinds, keys.window(), read_local_rope(keys, LOCAL_THETA))
 
 
 def read_gguf(meta: GgufKeys) -> dict:

@@ -1,9 +1,7 @@
 """Qwen2 and Qwen2.5 (biases of q, k, v) and dense Qwen3 (norms of q and k)."""
 
-from dataclasses import replace
-
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, common_json, read_equal_layers
+from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, common_json, read_equal_layers, with_windows
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.llama import LAYER_NAMES
 from lorawgpu.families.spec import LayerSpec, Norms
@@ -28,14 +26,6 @@ def read_layers(keys: Keys, norms: Norms, bias: bool) -> tuple[LayerSpec, ...]:
     first = keys.integer("max_window_layers", at_least=0)
     kinds = keys.layer_types([GLOBAL if window is None or i < first else LOCAL for i in range(len(layers))])
     return with_windows(layers, kinds, window)
-
-
-def with_windows(layers: tuple[LayerSpec, ...], kinds: list[str], window: int | None) -> tuple[LayerSpec, ...]:
-    """The layers with a sliding window where their kind is LOCAL."""
-    return tuple(
-        replace(layer, attention=replace(layer.attention, window=window)) if kind == LOCAL else layer
-        for layer, kind in zip(layers, kinds, strict=True)
-    )
 
 
 def config_json(config: ModelConfig) -> dict:

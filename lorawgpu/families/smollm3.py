@@ -1,14 +1,19 @@
 """SmolLM3: Llama with layers that do not encode positions."""
 
-from dataclasses import replace
-
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, common_json, read_equal_layers
+from lorawgpu.families.family import (
+    GLOBAL,
+    LOCAL,
+    Family,
+    GgufNames,
+    common_json,
+    read_equal_layers,
+    with_windows,
+    without_rope,
+)
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.llama import LAYER_NAMES, NORMS
-from lorawgpu.families.qwen import with_windows
-from lorawgpu.families.rope import Rope
 from lorawgpu.families.spec import LayerSpec
 from lorawgpu.files.untrusted import brief
 
@@ -27,12 +32,6 @@ def read_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     window = keys.window() if keys.flag("use_sliding_window") else None
     kinds = [GLOBAL if window is None or flag else LOCAL for flag in flags]
     return with_windows(layers, keys.layer_types(kinds), window)
-
-
-def without_rope(layer: LayerSpec) -> LayerSpec:
-    """The layer without RoPE, and so without what a stretched RoPE multiplies its cosines and sines by."""
-    rope = Rope(layer.attention.rope.theta, "none")
-    return replace(layer, attention=replace(layer.attention, rope=rope))
 
 
 def config_json(config: ModelConfig) -> dict:

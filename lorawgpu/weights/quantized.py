@@ -50,8 +50,8 @@ class QuantizedAtLoad(Checkpoint):
         count = sum(map(self._is_quantized, linear))
         store, error = self._store, TYPICAL_ERROR[self._store.name]
         return (
-            f"{count} of {len(linear)} linear layers in {store.name} ({store.bits:g} bits a weight, rms error about "
-            f"{error:.1%} of the weights' deviation)"
+            f"{count} of {len(linear)} linear layers in {store.name} ({store.bits:g} bits a weight, rms error of "
+            f"normally distributed weights {error:.1%} of their deviation)"
         )
 
     def _is_quantized(self, name: str) -> bool:
