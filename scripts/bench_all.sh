@@ -41,6 +41,7 @@ gemma4() { # the share of a step that goes into gathering and uploading per-laye
 quantized() { # blocks beside bf16: one sequence of 1,024
     train --shape llama-3.1-8b llama-3.2-1b --store bf16 q4_k_m q8_0 --tokens 1024 --seq 1024 --checkpointing --seconds 120
     "$python" scripts/bench_generate.py --shape llama-3.1-8b --store bf16 q4_k_m --prompt 512 --tokens 128
+    "$python" scripts/bench_load.py --shape llama-3.1-8b
 }
 
 kernels() {

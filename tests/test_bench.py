@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,11 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import init_adapter
 from lorawgpu.ops.matmul import Epilogue
 from lorawgpu.optim.adamw import AdamW
+from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.published import CONFIGS
-from lorawgpu.weights.synthetic import SHAPES, empty_model
+from lorawgpu.weights.synthetic import SHAPES, empty_model, mix_of
+from lorawgpu.weights.tensors import expected_tensors
 
 ROOT = Path(__file__).parent.parent
 
@@ -215,3 +219,21 @@ def test_a_table_of_per_layer_inputs_has_the_real_size_and_is_written_once(bench
     before = path.stat().st_mtime_ns
     assert np.array_equal(bench_train.per_layer_table(tmp_path / "new", config), table)
     assert path.stat().st_mtime_ns == before and path.stat().st_size == 50 * 18 * 2
+
+
+def test_a_gguf_of_random_blocks_is_a_model_that_loads(monkeypatch, tmp_path, device):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import bench_load
+
+    config = replace(SHAPES["smollm2-135m"], vocab_size=96, layers=SHAPES["smollm2-135m"].layers[:8])
+    mix = mix_of(config, "q4_k_m")
+    count = bench_load.write_gguf(tmp_path / "a.gguf", config, mix)
+    bench_load.write_gguf(tmp_path / "hollow.gguf", config, mix, random=False)
+    assert (tmp_path / "a.gguf").stat().st_size == (tmp_path / "hollow.gguf").stat().st_size
+    memory = bench_load.HostMemory(device)
+    with memory.watch():
+        model = load_model(device, checkpoint := open_checkpoint(tmp_path / "a.gguf"))
+    assert checkpoint.config.layers == config.layers and not checkpoint.widened()
+    assert count == sum(map(math.prod, expected_tensors(config).values()))
+    assert {part.store.name for part in model.layers[0].weights["qkv"].parts} == {"q5_0", "q8_0"}
+    assert memory.peak < 1 << 30

@@ -21,7 +21,7 @@ from lorawgpu.ops.step import pack_step, step_buffer
 from lorawgpu.reference import lora as reference
 from lorawgpu.reference.dropout import MODULES, dropout_mask, dropout_step_key
 from lorawgpu.reference.quantize import dequantize, quantize_forward
-from lorawgpu.weights.device import stack_weight
+from lorawgpu.weights.device import upload_weight
 
 FLOAT32 = 3e-6  # float32 sums of some hundred terms err by sqrt(k) x 6e-8; a lost term is off by 1e-2
 LAYER, KEY, P = 1, dropout_step_key(7, 3, 2), 0.3
@@ -71,7 +71,7 @@ class Projection:
             for i, (store, n) in enumerate(zip(cycle(stores), self.outs, strict=False))
         ]
         self.weights = [values.astype(np.float64) for _, values in made]
-        self.weight = stack_weight(device, [matrix for matrix, _ in made], "weight")
+        self.weight = upload_weight(device, [matrix for matrix, _ in made], "weight")
 
     def adapters(self):
         """(index of the linear layer, A, B, scale, mask) of each path."""

@@ -15,7 +15,7 @@ from lorawgpu.ops.stores import STORES, TERNARY
 from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.verify.cases import own_model
 from lorawgpu.weights.blocks import records
-from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, stack_weight
+from lorawgpu.weights.device import codes, empty_weight, lines_of, pack_blocks, upload_weight
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
 from lorawgpu.weights.published import CONFIGS
@@ -62,7 +62,7 @@ def test_dense_is_kept_as_stored(device, dtype, binding):
     arrays = [normal(n, 40, seed=n).astype(np.float16 if dtype == "f16" else np.float32) for n in (33, 5, 60)]
     if dtype == "bf16":
         arrays = [(a.view(np.uint32) >> 16).astype(np.uint16) for a in arrays]
-    weight = stack_weight(limited(device, binding) if binding else device, [Dense(a, dtype) for a in arrays], "w")
+    weight = upload_weight(limited(device, binding) if binding else device, [Dense(a, dtype) for a in arrays], "w")
     assert (
         {p.store.name for p in weight.parts} == {dtype}
         and weight.segments.ends == (48, 64, 128)
@@ -83,7 +83,7 @@ def test_stores_that_differ_are_kept_in_parts_of_their_own(device, binding):
     """bf16, bf16, f32: one part for the first two, or as many as the bindings hold."""
     small = [(normal(n, 40, seed=n).view(np.uint32) >> 16).astype(np.uint16) for n in (33, 5)]
     full, limit = normal(60, 40, seed=1), limited(device, binding) if binding else device
-    weight = stack_weight(limit, [*(Dense(a, "bf16") for a in small), Dense(full, "f32")], "w")
+    weight = upload_weight(limit, [*(Dense(a, "bf16") for a in small), Dense(full, "f32")], "w")
     cuts = [(p.start, p.stop, p.store.name, p.tensor.dtype) for p in weight.parts]
     lots = [(0, 32), (32, 64)] if binding else [(0, 64)]
     fulls = [(at, at + 16) for at in range(64, 128, 16)] if binding else [(64, 128)]
@@ -100,7 +100,7 @@ def test_stores_that_differ_are_kept_in_parts_of_their_own(device, binding):
 def test_blocks_are_stacked_and_cut(device, binding, cuts):
     """Odd numbers of rows, two types of blocks in one weight, and parts of at most a binding."""
     made = [MATRICES[store](rows, 256, 0)[0] for store, rows in (("q4_k", 133), ("q4_k", 5), ("q5_k", 60))]
-    weight = stack_weight(limited(device, binding) if binding else device, made, "w")
+    weight = upload_weight(limited(device, binding) if binding else device, made, "w")
     assert weight.segments.ends == (144, 160, 224) and weight.columns == 256
     assert [p.stop for p in weight.parts] == cuts and weight.parts[-1].store.name == "q5_k"
     got = [device.read(p.tensor).ravel() for p in weight.parts]
@@ -116,7 +116,7 @@ def test_a_scale_that_is_not_finite_is_damage(device):
     matrix, _ = MATRICES["q8_0"](3, 32, 0)
     matrix.data[1, :2] = [0, 0x7C]
     with pytest.raises(UserError, match=r"m.gguf: w: has scales that are not finite; the file is damaged"):
-        stack_weight(device, [Blocks(matrix.data, "q8_0", "m.gguf: w")], "w")
+        upload_weight(device, [Blocks(matrix.data, "q8_0", "m.gguf: w")], "w")
 
 
 def test_what_is_no_matrix_is_refused():
@@ -128,7 +128,7 @@ def test_what_is_no_matrix_is_refused():
 def test_ternary_is_stacked_and_split(device, binding):
     matrices = [ternary(n, 40) for n in (33, 5, 60)]
     tensors = [Ternary(ternary_pack(T), len(T), 0.5 + i) for i, T in enumerate(matrices)]
-    weight = stack_weight(limited(device, binding) if binding else device, tensors, "w")
+    weight = upload_weight(limited(device, binding) if binding else device, tensors, "w")
     assert (weight.rows, weight.columns, weight.int8_input) == (128, 48, True)
     assert weight.segments.ends == (48, 64, 128) and weight.segments.scales == (0.5, 1.5, 2.5)
     assert len(weight.parts) == (1 if binding is None else 2)
@@ -141,7 +141,7 @@ def test_ternary_is_stacked_and_split(device, binding):
 
 def test_no_part_exceeds_a_binding(device):
     limit = 5000
-    weight = stack_weight(limited(device, limit), [Dense(normal(200, 16), "f32")], "w")
+    weight = upload_weight(limited(device, limit), [Dense(normal(200, 16), "f32")], "w")
     assert max(p.tensor.nbytes for p in weight.parts) <= limit and len(weight.parts) > 1
 
 

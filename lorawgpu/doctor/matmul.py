@@ -20,7 +20,7 @@ from lorawgpu.reference.gate import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
 from lorawgpu.weights.blocks import block_bytes
-from lorawgpu.weights.device import stack_weight
+from lorawgpu.weights.device import upload_weight
 from lorawgpu.weights.nf4 import NF4_LEVELS
 from lorawgpu.weights.tensors import Blocks, Dense, Quantizable, Ternary
 
@@ -87,7 +87,7 @@ def matrices_of(stores, columns, *widths):
 def weight_of(device, stores, columns, *widths):
     """`matrices_of` stacked to one weight, and its values, float64 [weight.rows, weight.columns]."""
     made = matrices_of(stores, columns, *widths)
-    weight = stack_weight(device, [matrix for matrix, _ in made], "weight")
+    weight = upload_weight(device, [matrix for matrix, _ in made], "weight")
     values = [np.pad(value, [(0, padded(n) - n) for n in value.shape]) for _, value in made]
     return weight, np.concatenate(values).astype(np.float64)
 
@@ -138,7 +138,7 @@ def embedding(lab, stores, columns, *widths):
     """A table in parts, the last one first: no part may write rows of another."""
     parts, tables, ids, start = [], [], [], 0
     for matrix, values in matrices_of(stores, columns, *widths):
-        weight = stack_weight(lab.device, [matrix], "table")
+        weight = upload_weight(lab.device, [matrix], "table")
         parts[:0] = [replace(part, start=start + part.start, stop=start + part.stop) for part in weight.parts]
         ids += [start + len(values) - 1, start]
         tables += [values[-1], values[0]]

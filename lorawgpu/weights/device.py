@@ -1,6 +1,6 @@
 """Upload frozen weight matrices without changing their values (stores: ops/stores.py)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import accumulate, groupby
@@ -9,18 +9,18 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 from lorawgpu.files.dtypes import widen
-from lorawgpu.gpu.tensor import DTYPES, PAD, padded
+from lorawgpu.gpu.tensor import DTYPES, PAD, Tensor, padded
 from lorawgpu.ops.matmul import Segments
 from lorawgpu.ops.stores import NF4, STORES, TERNARY, Store
 from lorawgpu.ops.weight import Part, Weight
-from lorawgpu.util.threads import in_order
+from lorawgpu.util.threads import InOrder
 from lorawgpu.weights.blocks import block_bytes, records
 from lorawgpu.weights.nf4 import Nf4
 from lorawgpu.weights.quantizers import nf4_records, quantized
 from lorawgpu.weights.tensors import Blocks, Dense, Quantizable, Ternary
 
-CHUNK_WEIGHTS = 1 << 22  # weights packed and uploaded at a time
-MAX_STAGED = 256 << 20  # bytes: the driver's library keeps what is written in host memory until the next submit
+CHUNK_WEIGHTS = 1 << 20  # weights packed and uploaded at a time: few enough for a processor's cache
+MAX_STAGED = 64 << 20  # bytes: the driver's library keeps what is written in host memory until the next submit
 
 
 @dataclass(frozen=True)
@@ -98,33 +98,57 @@ def _(matrix: Nf4) -> Lines:
     return Lines(NF4, padded(rows), columns, read)
 
 
-def stack_weight(device, matrices: list, label: str) -> Weight:
-    """Upload matrices stacked by rows. Each keeps its own store."""
+class Uploads:
+    """Packs matrices in threads and writes them into GPU memory. Leaving the context waits until all are there.
+
+    advance(n): called when n more weights, padding included, are written.
+    """
+
+    def __init__(self, device, advance: Callable[[int], None] = lambda count: None) -> None:
+        self.device, self._advance, self._calls, self._staged = device, advance, InOrder(), 0
+
+    def __enter__(self) -> "Uploads":
+        return self
+
+    def add(self, matrix: Lines, start: int, part: Part) -> None:
+        """The rows of `matrix`, which begin at row `start` of the weight, that lie in `part`."""
+        per_line = part.store.rows
+        first, last = max(start, part.start), min(start + matrix.rows, part.stop)
+        step = max(1, CHUNK_WEIGHTS // (matrix.columns * per_line)) * per_line
+        for row in range(first, last, step):
+            stop = min(row + step, last)
+            at = (row - part.start) // per_line * part.tensor.shape[1]
+            read = partial(matrix.read, (row - start) // per_line, (stop - start) // per_line)
+            self._calls.put(read, partial(self._write, part.tensor, at, (stop - row) * matrix.columns))
+
+    def _write(self, tensor: Tensor, at: int, count: int, lines: np.ndarray) -> None:
+        self.device.write_at(tensor, at, lines)
+        self._advance(count)
+        self._staged += lines.nbytes
+        if self._staged > MAX_STAGED:
+            self.device.wait()
+            self._staged = 0
+
+    def __exit__(self, error, *rest) -> None:
+        self._calls.__exit__(error, *rest)
+        if error is None:
+            self.device.wait()
+
+
+def stack_weight(uploads: Uploads, matrices: list, label: str) -> Weight:
+    """Matrices stacked by rows, each in its own store, which are uploaded when `uploads` ends."""
     stacked = [lines_of(matrix) for matrix in matrices]
-    weight = empty_weight(device, [(m.store, m.rows, m.scale) for m in stacked], stacked[0].columns, label)
-    pieces = []
+    weight = empty_weight(uploads.device, [(m.store, m.rows, m.scale) for m in stacked], stacked[0].columns, label)
     for matrix, end in zip(stacked, weight.segments.ends, strict=True):
-        pieces += [piece for part in weight.parts for piece in _pieces(matrix, end - matrix.rows, part)]
-    pending = 0
-    for (part, at, _), lines in zip(pieces, in_order(read for *_, read in pieces), strict=True):
-        device.write_at(part.tensor, at, lines)
-        pending += lines.nbytes
-        if pending > MAX_STAGED:
-            device.wait()
-            pending = 0
-    device.wait()
+        for part in weight.parts:
+            uploads.add(matrix, end - matrix.rows, part)
     return weight
 
 
-def _pieces(matrix: Lines, start: int, part: Part) -> Iterator[tuple[Part, int, Callable[[], np.ndarray]]]:
-    """(part, first element there, how to read it) for chunks of the rows of `matrix`, which begin at row `start` of the
-    weight, that lie in `part`."""
-    per_line = part.store.rows
-    first, last = max(start, part.start), min(start + matrix.rows, part.stop)
-    step = max(1, CHUNK_WEIGHTS // (matrix.columns * per_line)) * per_line
-    for row in range(first, last, step):
-        lines = (row - start) // per_line, (min(row + step, last) - start) // per_line
-        yield part, (row - part.start) // per_line * part.tensor.shape[1], partial(matrix.read, *lines)
+def upload_weight(device, matrices: list, label: str) -> Weight:
+    """The same, uploaded now."""
+    with Uploads(device) as uploads:
+        return stack_weight(uploads, matrices, label)
 
 
 def empty_weight(device, stacked: list, columns: int, label: str) -> Weight:

@@ -13,7 +13,7 @@ from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.ops.rope import Heads, head_constants
 from lorawgpu.ops.weight import Weight
 from lorawgpu.util.progress import progress
-from lorawgpu.weights.device import pad_vector, stack_weight
+from lorawgpu.weights.device import Uploads, pad_vector, stack_weight
 from lorawgpu.weights.tensors import (
     NORM,
     PER_LAYER_MODEL,
@@ -141,22 +141,23 @@ class Model:
 
 
 def load_model(device, checkpoint) -> Model:
-    """Upload a checkpoint one fused projection at a time, so that the host never holds more than that."""
-    with progress(_elements(checkpoint), "loading", " weights") as advance:
-        return _Upload(device, checkpoint, advance).model()
+    """Upload a checkpoint tensor by tensor, so that the host never holds more than a few."""
+    with progress(_elements(checkpoint), "loading", " weights") as advance, Uploads(device, advance) as uploads:
+        return _Upload(uploads, checkpoint).model()
 
 
 def _elements(checkpoint) -> int:
-    """The number of weights in the matrices that are uploaded."""
+    """The number of weights in the matrices that are uploaded, padding included."""
     shapes = expected_tensors(checkpoint.config).items()
-    return sum(math.prod(shape) for name, shape in shapes if len(shape) == 2 and not name.endswith(PER_LAYER_TABLE))
+    sizes = [map(padded, shape) for name, shape in shapes if len(shape) == 2 and not name.endswith(PER_LAYER_TABLE)]
+    return sum(map(math.prod, sizes))
 
 
 class _Upload:
-    """Reads one tensor after another and puts it into GPU memory. advance(n): n weights are there."""
+    """Reads one tensor after another for `uploads` to put into GPU memory."""
 
-    def __init__(self, device, checkpoint, advance):
-        self.device, self.checkpoint, self.advance = device, checkpoint, advance
+    def __init__(self, uploads, checkpoint):
+        self.uploads, self.device, self.checkpoint = uploads, uploads.device, checkpoint
         self.config, self.prefix = checkpoint.config, checkpoint.config.prefix
 
     def model(self) -> Model:
@@ -185,13 +186,7 @@ class _Upload:
 
     def matrices(self, names: list[str], label: str) -> Weight:
         """Matrices stacked by rows."""
-        weight = stack_weight(self.device, [self.checkpoint.matrix(name) for name in names], label)
-        self.advance(sum(math.prod(self.shapes[name]) for name in names))
-        return weight
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return expected_tensors(self.config)
+        return stack_weight(self.uploads, [self.checkpoint.matrix(name) for name in names], label)
 
     def norm(self, name: str, scale: float = 1.0) -> Tensor:
         values = self.checkpoint.norm(name) * np.float32(scale)
@@ -215,8 +210,7 @@ class _Upload:
     def per_layer_model(self, index: int) -> Weight:
         width, stored = self.config.per_layer_input, self.projections
         rows = Dense(stored.data[index * width : (index + 1) * width], stored.dtype)
-        self.advance(rows.data.size)
-        return stack_weight(self.device, [rows], f"layers.{index}.per_layer_model")
+        return stack_weight(self.uploads, [rows], f"layers.{index}.per_layer_model")
 
     def per_layer(self) -> PerLayerInput:
         table, checkpoint = self.prefix + PER_LAYER_TABLE, self.checkpoint
