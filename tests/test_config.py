@@ -189,7 +189,7 @@ def test_adapter_is_a_method_or_a_folder(write, tmp_path):
         ("adapter: qlora\n", "line 3: adapter: qlora needs load_in_4bit: true"),
         ("adapter: .\nlora_model_dir: .\n", "line 4: adapter and lora_model_dir are both folders"),
         ("lora_model_dir: gone\n", "line 3: lora_model_dir: 'gone' does not exist"),
-        ("val_set_size: 3\nearly_stopping_patience: 5\n", "early_stopping_patience needs eval_steps"),
+        ("early_stopping_patience: 5\n", "line 3: early_stopping_patience needs held-out data: set val_set_size or"),
         ("1: 2\n", "line 3: 1: unknown key; YAML reads it as int"),
         ("on: 2\n", "line 3: on: unknown key; YAML reads it as bool"),
         ("<<: {on: 1, seed: 7}\n", "on: unknown key; YAML reads it as bool"),

@@ -168,6 +168,25 @@ def test_evaluation_best_checkpoint_and_patience(tmp_path, runs, capsys):
     assert f"already finished: {early}" in capsys.readouterr().out
 
 
+def test_without_eval_steps_each_epoch_ends_with_an_evaluation_and_a_checkpoint(tmp_path, runs):
+    """Epochs of 4 steps; patience counts evaluations; the base is measured before step 1, as with eval_steps."""
+    data, held_out = write_data(tmp_path / "d.jsonl"), write_data(tmp_path / "v.jsonl", samples=3, seed=9)
+    sets = {"datasets": [{"path": str(data)}], "test_datasets": [{"path": str(held_out)}]}
+    config = write_config(tmp_path, **sets, max_steps=None, num_epochs=2.5, save_total_limit=9, learning_rate=1e-3)
+    folder = runs.train(config)
+    records = read_metrics(folder / "metrics.jsonl")
+    assert [r["step"] for r in records if "eval_loss" in r] == [4, 8, 10] and "base_eval_loss" in records[1]
+    assert {p.name for p in folder.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-8", "checkpoint-10"}
+    plan = records[0]["plan"]["data"]
+    tokens = [sum(len(json.loads(line)["input_ids"]) for line in path.open()) for path in (data, held_out)]
+    assert plan.startswith(f"8 samples, {tokens[0]:,} tokens (")
+    assert plan.endswith(f"; 3 samples, {tokens[1]:,} tokens held out, evaluated after each epoch")
+    config = write_config(tmp_path, **sets, max_steps=None, num_epochs=30, early_stopping_patience=2,
+                          learning_rate=2e-2, output_dir=str(tmp_path / "early"))  # fmt: skip
+    state = (trainer := runs.trainer(config)).state
+    assert trainer.train() == 0 and state.step == state.best["step"] + 8 < 120
+
+
 def test_a_best_loss_that_is_worse_than_the_base_models_is_marked(tmp_path, runs, capsys):
     runs.train(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2, learning_rate=5.0))
     out, err = capsys.readouterr()

@@ -81,7 +81,8 @@ class TrainConfig(Section):
     test_datasets: DataSets = []
     """What to evaluate on, as separate files."""
     val_set_size: HeldOut = 0
-    """Or: hold out this many samples (from 1 on), or this fraction (below 1), of `datasets`."""
+    """Or: hold out this many samples (from 1 on), or this fraction (below 1), of `datasets`. With neither, `valid`,
+    `validation` or `dev` in a folder of `datasets` is held out."""
     dataset_prepared_path: str | None = None
     """Folder of the token cache; by default in the user's cache directory."""
     dataset_num_proc: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -147,7 +148,7 @@ class TrainConfig(Section):
     logging_steps: Count = 10
     """Steps between lines of metrics.jsonl; only then is the loss read from the GPU."""
     eval_steps: Count | None = None
-    """Steps between evaluations of the held-out data and the sample prompts."""
+    """Steps between evaluations of the held-out data and the sample prompts; by default, each epoch ends with one."""
     save_steps: Count = 100
     """Steps between checkpoints: the most that a crash can cost."""
     save_total_limit: Count = 3
@@ -170,7 +171,6 @@ class TrainConfig(Section):
 
     def combination_problems(self) -> list[tuple[set[str], str]]:
         """(keys involved, what is wrong) for values that are valid by themselves but not together."""
-        held_out = bool(self.val_set_size or self.test_datasets)
         rules = [
             (self.warmup_steps and self.warmup_ratio, {"warmup_steps", "warmup_ratio"},
              "warmup_steps and warmup_ratio are both set: set one of them to 0"),
@@ -180,11 +180,6 @@ class TrainConfig(Section):
              "val_set_size and test_datasets are both set: remove one of them"),
             (self.chat_template and self.chat_template_jinja, {"chat_template", "chat_template_jinja"},
              "chat_template and chat_template_jinja are both set: remove one of them"),
-            (self.eval_steps and not (held_out or self.sample_prompts), {"eval_steps", "val_set_size", "test_datasets"},
-             "eval_steps has nothing to evaluate: set val_set_size, test_datasets or sample_prompts"),
-            (self.early_stopping_patience and not (self.eval_steps and held_out),
-             {"early_stopping_patience", "eval_steps", "val_set_size", "test_datasets"},
-             "early_stopping_patience needs eval_steps, and val_set_size or test_datasets"),
             (self.load_in_4bit and self.load_in_8bit, {"load_in_4bit", "load_in_8bit"},
              "load_in_4bit and load_in_8bit are both set: remove one of them"),
             (self.bnb_4bit_quant_type and not self.load_in_4bit, {"bnb_4bit_quant_type", "load_in_4bit"},
@@ -194,6 +189,19 @@ class TrainConfig(Section):
              "adapter: qlora needs load_in_4bit: true; for a dense model, set adapter: lora"),
             (self.lora_model_dir and self.adapter and self.adapter not in METHODS, {"adapter", "lora_model_dir"},
              "adapter and lora_model_dir are both folders: remove one of them"),
+        ]  # fmt: skip
+        folders = any(os.path.isdir(data_set.path) for data_set in self.datasets)  # which may hold validation files
+        held_out = bool(self.val_set_size or self.test_datasets or folders)
+        return [(keys, text) for broken, keys, text in rules if broken] + self.evaluation_problems(held_out)
+
+    def evaluation_problems(self, held_out: bool) -> list[tuple[set[str], str]]:
+        """As `combination_problems`, of the keys that need something to evaluate. `held_out`: there are such data."""
+        where = {"val_set_size", "test_datasets"}
+        rules = [
+            (self.eval_steps and not (held_out or self.sample_prompts), {"eval_steps", *where},
+             "eval_steps has nothing to evaluate: set val_set_size, test_datasets or sample_prompts"),
+            (self.early_stopping_patience and not held_out, {"early_stopping_patience", *where},
+             "early_stopping_patience needs held-out data: set val_set_size or test_datasets"),
         ]  # fmt: skip
         return [(keys, text) for broken, keys, text in rules if broken]
 

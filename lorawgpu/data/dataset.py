@@ -18,9 +18,11 @@ from lorawgpu.data import token_store as cache
 from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import CorruptStore
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.find_files import find_files
+from lorawgpu.data.file_notes import left_out, read_twice
+from lorawgpu.data.find_files import files_to_evaluate, files_to_train
 from lorawgpu.data.formats import SourceLine, check_type, detect_type
 from lorawgpu.data.read_files import BadLine, parse, read
+from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import Counts, StoreWriter, TokenStore
 from lorawgpu.data.workers import encode_files
 from lorawgpu.errors import UserError
@@ -61,9 +63,10 @@ class Data:
     weights: list[float]
     validation: SampleSet | None
     stores: list[TokenStore]  # the training data sets before the held-out split
-    counts: Counts
+    counts: Counts  # of the training data, without what is held out
     digest: str
     files: dict[str, str]  # every file read, with the digest of its content
+    notes: list[str]  # what a user may not expect of the choice of files
 
 
 def load(
@@ -73,40 +76,51 @@ def load(
     seed: int,
     val_specs: Sequence[DatasetSpec] = (),
 ) -> Data:
-    """Tokenize `specs`; hold out `val_set_size` of their samples, or use `val_specs` as validation data.
+    """Tokenize `specs`; hold out `val_set_size` of their samples, or use `val_specs` as validation data. With neither,
+    the validation files in a folder of `specs` are held out.
 
     `val_set_size`: a fraction below 1, a count from 1 on, 0 for none. UserError for a bad file or record, a data set
     with nothing to train on, or a validation split that would take every sample.
     """
     if val_specs and val_set_size:
         raise UserError("give either a validation data set or `val_set_size`, not both")
-    stores = [tokenize(spec, loading) for spec in specs]
-    val_stores = [tokenize(spec, loading) for spec in val_specs]
+    training = loading.purpose == LoadSettings.purpose
+    found = [(files_to_train if training else files_to_evaluate)(spec.path) for spec in specs]
+    held_out = [(spec, files_to_evaluate(spec.path)) for spec in val_specs]
+    if not val_specs and not val_set_size:
+        held_out = [(s, Files(list(f.held_out))) for s, f in zip(specs, found, strict=True) if f.held_out]
+    stores = [tokenize(spec, loading, f.used) for spec, f in zip(specs, found, strict=True)]
+    val_stores = [tokenize(spec, loading, f.used) for spec, f in held_out]
     train, validation = split(stores, val_set_size, seed)
     if val_stores:
         validation = Concat(val_stores)
     key = cache.digest([s.folder.name for s in stores + val_stores], [s.weight for s in specs], val_set_size, seed)
     counts = sum((s.counts for s in stores), Counts())
+    if not val_stores and validation is not None:
+        targets = sum(part.source.targets[part.indices].sum() for part in validation.sources)
+        counts += Counts(-len(validation), -int(validation.lengths.sum()), -int(targets))
     files = {name: digest for store in stores + val_stores for name, digest in store.files.items()}
-    return Data(train, [s.weight for s in specs], validation, stores, counts, key, files)
+    asked = [(spec.path, f) for spec, f in [*zip(specs, found, strict=True), *held_out]]
+    notes = left_out(asked, files) + read_twice(stores, val_stores)
+    return Data(train, [s.weight for s in specs], validation, stores, counts, key, files, notes)
 
 
-def tokenize(spec: DatasetSpec, loading: LoadSettings) -> TokenStore:
+def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path] | None = None) -> TokenStore:
     """All samples of one data set, from the cache if the same bytes were tokenized with the same settings before.
 
-    UserError for a bad file, a bad record (unless `skip_bad_lines`), or if no sample is left.
+    `files`: those of the data set to read; by default those to train on. UserError for a bad file, a bad record (unless
+    `skip_bad_lines`), or if no sample is left.
     """
     try:
-        return _tokenize(spec, loading)
+        return _tokenize(spec, loading, files_to_train(spec.path).used if files is None else files)
     except BadLine as error:
         if loading.purpose != LoadSettings.purpose:  # only `train` has the option
             raise
         raise BadLine(f"{str(error).rstrip('.')}. --skip-bad-lines skips such records and counts them") from None
 
 
-def _tokenize(spec: DatasetSpec, loading: LoadSettings) -> TokenStore:
+def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path]) -> TokenStore:
     declared = None if spec.type is None else check_type(spec.type)
-    files = find_files(spec.path)
     kind, first = (declared, None) if declared else _detect_type(files, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
     store = _stored(_digests(files), kind, encoder, loading)

@@ -2,16 +2,32 @@
 
 import glob
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
 
 from lorawgpu.data.compressed import COMPRESSED
 from lorawgpu.data.read_files import SUFFIXES, data_suffix
+from lorawgpu.data.splits import TRAIN, Files, evaluation_files, split_of, training_files
 from lorawgpu.errors import UserError
 from lorawgpu.files.hub import explain_failure
 
 BUILTIN = "builtin:"
 ASSETS = Path(__file__).parent.parent / "assets"
+
+
+def files_to_train(path: str) -> Files:
+    """The files of a data set to train on; a folder may hold other splits too. UserError as `find_files`."""
+    return _of_split(path, training_files)
+
+
+def files_to_evaluate(path: str) -> Files:
+    """The files of a data set to evaluate on. UserError as `find_files`."""
+    return _of_split(path, evaluation_files)
+
+
+def _of_split(path: str, choose: Callable[[list[Path], Path], Files]) -> Files:
+    files, folder = find_files(path), Path(path).expanduser()
+    return choose(files, folder) if folder.is_dir() else Files(files)
 
 
 def find_files(path: str) -> list[Path]:
@@ -54,7 +70,7 @@ def _built_in(name: str) -> Path:
 
 
 def _from_hub(name: str) -> list[Path]:
-    """Download the files of a hub data set: those with `train` in their path, or all of them if none has."""
+    """Download the files of a hub data set: those of the training split, or all of them if it has none."""
     try:
         import huggingface_hub
     except ImportError:
@@ -67,7 +83,7 @@ def _from_hub(name: str) -> list[Path]:
         hub.repo_info(name, repo_type="dataset")  # fails at once, where listing the files would retry six times
         names = hub.list_repo_files(name, repo_type="dataset")
         names = sorted(n for n in names if n.lower().endswith(_ENDINGS))
-        names = [n for n in names if "train" in n.lower()] or names
+        names = [n for n in names if split_of(PurePosixPath(n)) == TRAIN] or names
         files = [Path(huggingface_hub.hf_hub_download(name, n, repo_type="dataset")) for n in names]
     except Exception as error:  # the client has dozens of error types: no network, no such name, no permission
         raise UserError(f"data set {name}: no such file or folder here, and {explain_failure(error)}") from None

@@ -11,11 +11,12 @@ import os
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.data.batching import Sample
+from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.checksum import META, Checksum, dump_meta, load_meta
 
 STORES = "tokens-2"  # the folder of all stores in the cache: renamed when the layout of a store changes
@@ -81,6 +82,14 @@ class TokenStore:
         end = int(self._ends[index])
         span = slice(end - int(self.lengths[index]), end)
         return Sample(self._ids[span], self._labels[span])
+
+    @cached_property
+    def targets(self) -> np.ndarray:
+        """Target tokens of each sample, int64. The first token of a sample is never one."""
+        starts = self._ends - self.lengths
+        is_target = self._labels != IGNORE
+        is_target[starts] = False
+        return np.add.reduceat(is_target, starts, dtype=np.int64) if len(starts) else starts
 
     def place(self, index: int) -> tuple[str, int]:
         """The file and line that sample `index` was read from."""

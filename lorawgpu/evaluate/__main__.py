@@ -71,6 +71,8 @@ def run(argv: list[str]) -> None:
     data = load_data(config, text_setup_of_model(config, checkpoint), purpose="evaluate")
     if data.counts.truncated or data.counts.dropped or data.counts.boundary_tokens:
         print(summary(data.counts), file=sys.stderr)
+    for note in data.notes:
+        print(f"note: {note}", file=sys.stderr)
     source = Concat(data.train)
     longest, tokens = int(source.lengths.max()), int(source.lengths.sum())
     with device_errors():

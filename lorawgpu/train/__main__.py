@@ -8,6 +8,7 @@ from pathlib import Path
 from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.cli import add_device_option, main_of, parser_of
 from lorawgpu.config.schema import TrainConfig, json_schema, load_config
+from lorawgpu.data.dataset import Data
 from lorawgpu.data.preview import preview_lines
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import open_device, open_dry_device
@@ -73,7 +74,17 @@ def preview(config: TrainConfig, args: Namespace) -> int:
             print(note)
     for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty()):
         print(line)
+    if not args.json:
+        for note in preview_notes(config, data):
+            print(f"note: {note}")
     return 0
+
+
+def preview_notes(config: TrainConfig, data: Data) -> list[str]:
+    """What a preview of `data.stores` does not show."""
+    if not config.val_set_size:
+        return data.notes
+    return [f"val_set_size holds out {len(data.validation):,} of these samples", *data.notes]
 
 
 def train(config: TrainConfig, args: Namespace) -> int:

@@ -152,6 +152,8 @@ def prepare(
     if today and text.template:
         text = replace(text, template=ChatTemplate(text.template.source, text.template.special_tokens, today))
     data = load_data(config, text, skip_bad_lines, read_only=read_only)
+    if problems := config.evaluation_problems(data.validation is not None):
+        raise UserError("; ".join(problem for _, problem in problems))
     sources = data.train + ([data.validation] if data.validation is not None else [])
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))
     # Packing fills rows up to sequence_len; without it, no row is longer than the longest sample.

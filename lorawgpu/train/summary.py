@@ -29,7 +29,7 @@ def plan_of(run: Run, engine: Engine) -> dict[str, str]:
         + (f" after {run.schedule.warmup_steps} of warmup" if run.schedule.warmup_steps else ""),
         "memory": f"{mib(device.memory.total)} on the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
         "submits": _submits(run, engine),
-    }
+    } | ({"note": "; ".join(run.data.notes)} if run.data.notes else {})
 
 
 def plan_text(plan: dict[str, str]) -> str:
@@ -83,7 +83,14 @@ def _data(run: Run) -> str:
         text += f", {counts.empty_targets:,} with an empty answer to train on (see --preview)"
     if counts.boundary_tokens:
         text += f", {counts.boundary_tokens:,} tokens span trained and untrained text (they are trained)"
-    return text + (f"; {len(held_out):,} samples held out" if held_out is not None else "")
+    if held_out is None:
+        return text
+    return f"{text}; {len(held_out):,} samples, {int(held_out.lengths.sum()):,} tokens held out, {_evaluations(run)}"
+
+
+def _evaluations(run: Run) -> str:
+    every = run.config.eval_steps
+    return f"evaluated every {every} steps" if every else "evaluated after each epoch"
 
 
 def _submits(run: Run, engine: Engine) -> str:

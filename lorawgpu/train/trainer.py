@@ -45,6 +45,7 @@ class Trainer:
         with device_errors():
             self.state = restore(engine, snapshot) if snapshot else TrainerState()
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
+        self.evaluates = bool(self.config.sample_prompts) or run.data.validation is not None
         self.plan = plan_of(run, engine)  # last, when everything is on the device
         self.saved: Path | None = None  # the last checkpoint that this process wrote
         self.saved_at = self.state.step  # step of the last checkpoint
@@ -98,7 +99,7 @@ class Trainer:
         return progress
 
     def _loop(self, interrupts: Interrupts) -> None:
-        if not self.state.step and self.config.eval_steps:
+        if not self.state.step and self.evaluates:
             self._evaluate_base()
         with Prefetch(self.run.batches.step_batches(self.state.data)) as batches:
             while not self._finished():
@@ -130,9 +131,11 @@ class Trainer:
         self.progress.advance(batch.tokens)
         if divisor and (state.step == 1 or self._due(self.config.logging_steps)):
             self._log(lr, divisor)
-        improved = self._due(self.config.eval_steps) and self._evaluate()
+        epoch_ends = batch.ends_epoch or state.step == self.run.schedule.total_steps
+        by_epoch = epoch_ends and self.config.eval_steps is None
+        improved = self.evaluates and (by_epoch or self._due(self.config.eval_steps)) and self._evaluate()
         overdue = state.step // self.config.save_steps > self.saved_at // self.config.save_steps
-        if improved or (overdue and self._going_well()):
+        if improved or ((overdue or (self.evaluates and by_epoch)) and self._going_well()):
             self._save()
 
     def _due(self, every: int | None) -> bool:

@@ -5,7 +5,7 @@ from functools import partial
 
 from golden_case import GOLDEN
 from test_checkpoint import snapshot
-from tiny_run import write_config
+from tiny_run import write_config, write_data
 
 from lorawgpu.files.run_folder import OPTIMIZER_FILE, STATE_FILE
 from lorawgpu.train.checkpoint import save_checkpoint
@@ -44,11 +44,18 @@ def there(folder, *argv):
     return ["train", write_config(folder), *argv]
 
 
+def only_tests(folder):
+    (folder / "set").mkdir()
+    write_data(folder / "set" / "test.jsonl")
+    return ["train", write_config(folder, datasets=[{"path": str(folder / "set")}])]
+
+
 def cut(name):
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:-1])
 
 
 CASES = {
+    "a folder of test files alone": (only_tests, "no file to train on, only test.jsonl: name one as `path`"),
     "a config that is data": (partial(config, content=b"a: 1\n" * (1 << 18)), "larger than 1,048,576 bytes"),
     "a config not in UTF-8": (partial(config, content=b"a: \xff\n"), "not UTF-8 at byte 3: save the file as UTF-8"),
     "a config that is not YAML": (partial(config, content=b"a: [1\n"), "not valid YAML"),

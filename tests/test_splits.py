@@ -1,0 +1,118 @@
+"""Which files of a data set are trained on, held out, or not read; and what is said about it."""
+
+from pathlib import Path
+
+import pytest
+from test_dataset import ids_of, loading, tokens, write_lines
+from tiny_run import write_config, write_data
+
+from lorawgpu.config.schema import load_config
+from lorawgpu.data.dataset import DatasetSpec, load
+from lorawgpu.data.splits import evaluation_files, split_of, training_files
+from lorawgpu.data.token_store import Counts
+from lorawgpu.errors import UserError
+from lorawgpu.train.setup import prepare
+
+MLX = ("train.jsonl", "valid.jsonl", "test.jsonl")
+
+
+def test_split_names():
+    """The hub's rule: a split's name is a word of its own in the file's name, or in a folder's."""
+    for path, split in {
+        "train.jsonl": "train", "data/train-00000-of-00002.parquet": "train", "my_train_file.csv": "train",
+        "TRAIN/a.jsonl": "train", "valid.jsonl": "validation", "dev.json.gz": "validation", "val-1.csv": "validation",
+        "test/train.jsonl": "train", "data/validation-0.jsonl": "validation", "test.jsonl": "test",
+        "constraints.jsonl": None, "trained.jsonl": None, "latest.csv": None, "devices.csv": None, "chats.jsonl": None,
+    }.items():  # fmt: skip
+        assert split_of(Path(path)) == split, path
+
+
+@pytest.mark.parametrize(
+    ("names", "used", "held_out", "unread"),
+    [
+        (MLX, "train.jsonl", "valid.jsonl", "test.jsonl"),
+        (("train.csv", "validation.csv"), "train.csv", "validation.csv", ""),
+        (("train.jsonl", "dev.jsonl", "more.jsonl"), "train.jsonl", "dev.jsonl", "more.jsonl"),
+        (("chats.jsonl", "valid.jsonl", "test.jsonl"), "chats.jsonl", "valid.jsonl", "test.jsonl"),
+        (("a.jsonl", "b.jsonl"), "a.jsonl b.jsonl", "", ""),
+        (("a.jsonl", "dev-team.jsonl", "unit-test.jsonl"), "a.jsonl dev-team.jsonl unit-test.jsonl", "", ""),
+        (("data/train-0.jsonl", "data/validation-0.jsonl", "data/test-0.jsonl"), "data/train-0.jsonl", "",
+         "data/test-0.jsonl data/validation-0.jsonl"),
+        (("train/a.jsonl", "train/b.jsonl", "test/a.jsonl"), "train/a.jsonl train/b.jsonl", "", "test/a.jsonl"),
+    ],
+)  # fmt: skip
+def test_a_folder_is_trained_on_by_its_splits(names, used, held_out, unread):
+    folder = Path("set")
+    found = training_files([folder / name for name in sorted(names)], folder)
+    assert [[f.relative_to(folder).as_posix() for f in files] for files in (found.used, found.held_out, found.unread)]\
+        == [used.split(), held_out.split(), unread.split()]  # fmt: skip
+
+
+def test_an_evaluation_takes_the_validation_files_of_a_folder_then_the_test_files():
+    folder = Path("set")
+    for names, used in ((MLX, "valid.jsonl"), (("train.jsonl", "test.jsonl"), "test.jsonl"), (("a.csv",), "a.csv")):
+        assert evaluation_files([folder / n for n in names], folder).used == [folder / used]
+
+
+def layout(folder: Path) -> DatasetSpec:
+    """mlx-lm's layout: 3 samples to train on, 2 to evaluate on, 1 to test on."""
+    folder.mkdir()
+    write_lines(folder / "train.jsonl", tokens(1, 1, 1), tokens(2, 2), tokens(3, 3))
+    write_lines(folder / "valid.jsonl", tokens(4, 4), tokens(5, 5))
+    write_lines(folder / "test.jsonl", tokens(6, 6))
+    return DatasetSpec(str(folder))
+
+
+def test_a_folder_of_train_valid_and_test(tmp_path):
+    spec = layout(tmp_path / "set")
+    data = load([spec], loading(), 0, seed=0)
+    assert ids_of(data.train[0]) == [[1, 1, 1], [2, 2], [3, 3]] and ids_of(data.validation) == [[4, 4], [5, 5]]
+    assert data.counts == Counts(3, 7, 4)
+    assert data.notes == [f"{spec.path}: test.jsonl not read; to use a file, name it as `path`"]
+    assert [Path(name).name for name in data.files] == ["train.jsonl", "valid.jsonl"]
+    both = load([spec], loading(), 1, seed=0)  # val_set_size says otherwise
+    assert len(both.validation) == 1 and len(both.train[0]) == 2
+    assert both.notes == [f"{spec.path}: test.jsonl, valid.jsonl not read; to use a file, name it as `path`"]
+    other = write_lines(tmp_path / "other.jsonl", tokens(7, 7))
+    assert ids_of(load([spec], loading(), 0, seed=0, val_specs=[other]).validation) == [[7, 7]]
+    assert ids_of(load([spec], loading(), 0, seed=0, val_specs=[spec]).validation) == [[4, 4], [5, 5]]
+    assert ids_of(load([spec], loading(purpose="evaluate"), 0, seed=0).train[0]) == [[4, 4], [5, 5]]
+
+
+def test_a_folder_of_test_files_alone_is_not_trained_on(tmp_path):
+    write_lines(tmp_path / "test.jsonl", tokens(1, 1))
+    with pytest.raises(UserError, match="no file to train on, only test.jsonl: name one as `path`"):
+        load([DatasetSpec(str(tmp_path))], loading(), 0, seed=0)
+
+
+def test_counts_are_those_of_what_is_trained(tmp_path):
+    """39 of 40 samples held out: one is trained on. Sample i has i + 2 tokens, all but the first targets."""
+    spec = write_lines(tmp_path / "a.jsonl", *[tokens(*[i] * (i + 2)) for i in range(40)])
+    data = load([spec], loading(), 39, seed=0)
+    ((sample,),) = [ids_of(source) for source in data.train]
+    assert data.counts == Counts(1, len(sample), len(sample) - 1)
+    held = load([spec], loading(), 0.25, seed=1)
+    left = {len(ids) for ids in ids_of(held.train[0])}
+    assert len(left) == 30 and held.counts == Counts(30, sum(left), sum(left) - 30)
+
+
+def test_the_same_file_on_both_sides_is_said(tmp_path):
+    spec = write_lines(tmp_path / "a.jsonl", tokens(1, 1), tokens(2, 2))
+    copy = write_lines(tmp_path / "b.jsonl", tokens(1, 1), tokens(2, 2))
+    says = "trained on and held out: that loss says nothing about new data"
+    assert load([spec], loading(), 0, seed=0, val_specs=[spec]).notes == [f"{spec.path} is {says}"]
+    (note,) = load([spec], loading(), 0, seed=0, val_specs=[copy]).notes
+    assert note == f"{spec.path} and {copy.path} have the same content, which is {says}"
+    (note,) = load([spec, spec], loading(), 0, seed=0).notes
+    assert note.startswith(f"{spec.path} is trained on twice an epoch")
+
+
+def test_what_needs_held_out_data_may_find_it_in_a_folder(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_data(folder / "train.jsonl")
+    config = write_config(tmp_path, datasets=[{"path": str(folder)}], eval_steps=2, early_stopping_patience=1)
+    with pytest.raises(UserError, match="eval_steps has nothing .*; early_stopping_patience needs held-out data"):
+        prepare(load_config(config))
+    write_data(folder / "valid.jsonl", samples=3, seed=9)
+    assert len(prepare(load_config(config)).data.validation) == 3
