@@ -92,20 +92,24 @@ class Encoder:
         ids = np.array(encoding.ids, np.int32)
         if not spans[False]:  # no offsets needed, and getting them from the library is slow
             labels = np.where(np.array(encoding.special_tokens_mask, bool), IGNORE, ids).astype(np.int32)
-            sample = Sample(*(self._with_eos(ids, labels) if example.whole else (ids, labels)))
+            sample = Sample(*(self._with_eos(ids, labels, source) if example.whole else (ids, labels)))
             return Encoded(sample, empty_targets=empty)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         inside = overlapping(offsets, spans[True])
         boundary_tokens = int(np.count_nonzero(inside & overlapping(offsets, spans[False])))
         labels = np.where(inside, ids, IGNORE).astype(np.int32)
-        ids, labels = self._with_eos(ids, labels) if example.whole else (ids, labels)
+        ids, labels = self._with_eos(ids, labels, source) if example.whole else (ids, labels)
         return Encoded(Sample(ids, labels), empty_targets=empty, boundary_tokens=boundary_tokens)
 
-    def _with_eos(self, ids: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _with_eos(self, ids: np.ndarray, labels: np.ndarray, source: SourceLine) -> tuple[np.ndarray, np.ndarray]:
         """Make it a document: drop a BOS that the text spells out again, and end with exactly one trained EOS."""
         bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
         if eos is None:
             raise UserError(f"{self.tokenizer.source}: no EOS token, so a document cannot be ended; set eos_token")
+        try:
+            self.tokenizer.check_rows([eos])
+        except UserError as error:
+            raise bad_line(*source, str(error)) from None
         if len(ids) > 1 and ids[0] == ids[1] == bos:
             ids, labels = ids[1:], labels[1:]
         if not len(ids) or ids[-1] != eos:

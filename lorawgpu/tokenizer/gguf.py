@@ -17,6 +17,7 @@ from lorawgpu.tokenizer.metadata import (
     UNKNOWN,
     USER_DEFINED,
     architecture_of,
+    ends_turn,
     flag,
     named_tokens,
     numbers,
@@ -43,15 +44,9 @@ def user_errors(source: str) -> Iterator[None]:
         raise UserError(f"{source}: not a valid tokenizer: {brief(str(error))}.") from None
 
 
-def bos_eos_processor(
-    backend: tokenizers.Tokenizer, bos: str | None, eos: str | None, source: str
-) -> processors.TemplateProcessing:
-    """A post-processor that adds these BOS and EOS tokens, if any."""
-    ends = [token for token in (bos, eos) if token]
-    ids = {token: backend.token_to_id(token) for token in ends}
-    for token, token_id in ids.items():
-        if token_id is None:
-            raise UserError(f"{source}: special token {brief(token)} is not in the vocabulary.")
+def bos_eos_processor(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing:
+    """A post-processor that adds these BOS and EOS tokens of the vocabulary, if any."""
+    ids = {token: backend.token_to_id(token) for token in (bos, eos) if token}
     before, after = ([bos] if bos else []), ([eos] if eos else [])
     return processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=list(ids.items()))
 
@@ -61,6 +56,7 @@ def backend_from_gguf(file: "GgufFile") -> tuple[tokenizers.Tokenizer, dict[str,
     source = str(file.path)
     tokens = strings(file, "tokens")
     types = numbers(file, "token_type", len(tokens), np.full(len(tokens), NORMAL))
+    types = np.where(ends_turn(file, tokens) & (types == NORMAL), CONTROL, types)
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama", "gemma4"):
         raise UserError(
@@ -82,7 +78,7 @@ def backend_from_gguf(file: "GgufFile") -> tuple[tokenizers.Tokenizer, dict[str,
         add_bos = is_gemma(file) or flag(file, "add_bos_token", add_bos)
         bos = named.get("bos_token") if add_bos else None
         eos = named.get("eos_token") if flag(file, "add_eos_token", False) else None
-        backend.post_processor = bos_eos_processor(backend, bos, eos, source)
+        backend.post_processor = bos_eos_processor(backend, bos, eos)
     return backend, named
 
 

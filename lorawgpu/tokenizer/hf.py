@@ -12,6 +12,7 @@ import tokenizers
 from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
 from lorawgpu.files.untrusted import brief, read_bytes, read_json_object
+from lorawgpu.tokenizer.added_tokens import SPECIAL_TOKENS, add_declared
 from lorawgpu.tokenizer.gguf import backend_from_gguf, bos_eos_processor, user_errors
 
 if TYPE_CHECKING:
@@ -20,22 +21,28 @@ if TYPE_CHECKING:
 MAX_TOKENIZER = 64 << 20  # bytes; the largest published tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # bytes
 MAX_GROWTH = 100  # times the length of the input
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
     """The tokenizer of a model.
 
     `special_tokens`: the special tokens by the names that templates use (`bos_token`, ...); `chat_template`: the
-    model's own Jinja template, or None; `add_bos`: whether the tokenizer adds BOS by itself.
+    model's own Jinja template, or None; `add_bos`: whether the tokenizer adds BOS by itself. `rows`: of the model's
+    embedding, None if unknown; text that becomes an id beyond them is refused.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], chat_template: str | None, source: str
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: dict[str, str],
+        chat_template: str | None,
+        source: str,
+        rows: int | None = None,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        self._rows: int | None = None
         self._plain: tokenizers.Tokenizer | None = None
         self.source = source
         self.special_tokens = special_tokens
@@ -43,9 +50,11 @@ class Tokenizer:
         self.bos_id = self._special_id("bos_token")
         self.eos_id = self._special_id("eos_token")
         self.add_bos = self.bos_id is not None and self.encode("", add_special=True)[:1] == [self.bos_id]
+        if rows is not None and max(backend.get_vocab().values(), default=0) >= rows:
+            self._rows = rows  # else there is nothing to check
 
     @classmethod
-    def from_hf_folder(cls, folder: Path) -> "Tokenizer":
+    def from_hf_folder(cls, folder: Path, rows: int | None = None) -> "Tokenizer":
         """Read `tokenizer.json`, and `tokenizer_config.json` and `chat_template.jinja` if they exist.
 
         UserError if there is no tokenizer.json, or any of them is invalid.
@@ -53,26 +62,28 @@ class Tokenizer:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"{folder}: no tokenizer.json; save one there with transformers' save_pretrained.")
-        config = _optional_json(Path(folder) / "tokenizer_config.json")
-        older = Path(folder) / "special_tokens_map.json"
-        _special_tokens(config, str(Path(folder) / "tokenizer_config.json"))  # so that an error names the right file
-        named = _special_tokens({**_optional_json(older), **config}, str(older))
+        config_path, older = Path(folder) / "tokenizer_config.json", Path(folder) / "special_tokens_map.json"
+        config = _optional_json(config_path)
+        _special_tokens(config, str(config_path))  # so that an error names the right file
+        named = _special_tokens(everything := {**_optional_json(older), **config}, str(older))
         backend = _load(path)
+        with user_errors(str(config_path)):
+            add_declared(backend, everything, _optional_json(Path(folder) / "added_tokens.json"), str(config_path))
         gemma = _is_gemma(Path(folder))
         if gemma or "add_bos_token" in config or "add_eos_token" in config:  # as transformers, which replaces it
             bos = named.get("bos_token") if gemma or config.get("add_bos_token") else None
             eos = named.get("eos_token") if config.get("add_eos_token") else None
-            backend.post_processor = bos_eos_processor(backend, bos, eos, str(folder))
-        return cls(backend, named, _chat_template(Path(folder), config), str(path))
+            backend.post_processor = bos_eos_processor(backend, bos, eos)
+        return cls(backend, named, _chat_template(Path(folder), config), str(path), rows)
 
     @classmethod
-    def from_gguf(cls, file: "GgufFile") -> "Tokenizer":
+    def from_gguf(cls, file: "GgufFile", rows: int | None = None) -> "Tokenizer":
         """Rebuild the tokenizer from GGUF metadata. UserError if it is not supported."""
         backend, named = backend_from_gguf(file)
         template = file.metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
             raise UserError(f"{file.path}: tokenizer.chat_template is {brief(template)}; wanted a string.")
-        return cls(backend, named, template, str(file.path))
+        return cls(backend, named, template, str(file.path), rows)
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +112,8 @@ class Tokenizer:
         """Token ids of `text`.
 
         `add_special` adds BOS and EOS as the tokenizer is configured. `parse_special=False` reads the spelling of
-        a control token (`<|im_end|>` in user input) as ordinary text. UserError for half a surrogate pair.
+        a control token (`<|im_end|>` in user input) as ordinary text. UserError for half a surrogate pair, and for
+        an id beyond the rows of the embedding.
         """
         return self.encoding(text, add_special, parse_special).ids
 
@@ -117,9 +129,22 @@ class Tokenizer:
         """
         backend = self._backend if parse_special else self._without_special()
         try:
-            return backend.encode(text, add_special_tokens=add_special)
+            encoding = backend.encode(text, add_special_tokens=add_special)
         except (UnicodeEncodeError, TypeError):
             raise UserError(f"{brief(text)} cannot be tokenized: it contains half a surrogate pair.") from None
+        if self._rows is not None:
+            self.check_rows(encoding.ids)
+        return encoding
+
+    def check_rows(self, ids: Sequence[int]) -> None:
+        """UserError, naming the first one, if there are ids beyond the rows of the model's embedding."""
+        beyond = None if self._rows is None else next((i for i in ids if i >= self._rows), None)
+        if beyond is not None:
+            raise UserError(
+                f"token {brief(self._backend.id_to_token(beyond))} has the id {beyond}, but the model's embedding has "
+                f"{self._rows} rows: {self.source} has tokens that the model lacks. Use the tokenizer that the model "
+                "came with, a model whose embedding was resized to it, or text without this token"
+            )
 
     def _without_special(self) -> tokenizers.Tokenizer:
         """A second backend that reads control tokens as text; switching the first one would not be thread-safe."""
@@ -131,12 +156,7 @@ class Tokenizer:
 
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
-        if token is None:
-            return None
-        token_id = self.token_id(token)
-        if token_id is None:
-            raise UserError(f"{self.source}: {name} {brief(token)} is not in the vocabulary.")
-        return token_id
+        return None if token is None else self.token_id(token)
 
 
 def _load(path: Path) -> tokenizers.Tokenizer:

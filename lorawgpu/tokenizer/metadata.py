@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
 SPECIAL_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+END_IDS = ("bos", "eos", "eot", "eom")
+# Tokens that llama.cpp makes control tokens whatever the file says (src/llama-vocab.cpp).
+END_MARKS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
+    "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+}  # fmt: skip
 
 
 def architecture_of(file: "GgufFile") -> str:
@@ -30,6 +36,12 @@ def named_tokens(file: "GgufFile", tokens: list[str]) -> dict[str, str]:
             raise UserError(f"{file.path}: tokenizer.ggml.{key}_token_id {brief(token_id)} is outside the vocabulary.")
         named[name] = tokens[token_id]
     return named
+
+
+def ends_turn(file: "GgufFile", tokens: list[str]) -> np.ndarray:
+    """Bool [tokens]: whether it begins a text or ends one, or a turn, by its id in the metadata or by its name."""
+    ids = {file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in END_IDS}
+    return np.array([i in ids or token in END_MARKS for i, token in enumerate(tokens)], bool)
 
 
 def vocabulary_of(file: "GgufFile", tokens: list[str]) -> dict[str, int]:

@@ -99,7 +99,7 @@ def text_setup_without_weights(config: TrainConfig) -> TextSetup:
     if not folder.is_dir():
         return text_setup_of_model(config, open_checkpoint(config.base_model))
     vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
-    return text_setup(config, partial(Tokenizer.from_hf_folder, folder), vocab_size)
+    return text_setup(config, partial(Tokenizer.from_hf_folder, folder, vocab_size), vocab_size)
 
 
 def load_data(

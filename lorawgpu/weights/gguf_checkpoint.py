@@ -125,7 +125,7 @@ class GgufCheckpoint(Checkpoint):
         return Ternary(pack_exact(unit, f"{self.path}: {name}"), len(values.data), float(scale))
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_gguf(self._file)
+        return Tokenizer.from_gguf(self._file, self.config.vocab_size)
 
 
 def hf_name(name: str, family: Family, config: ModelConfig) -> str:

@@ -104,7 +104,7 @@ class HfFolder(Checkpoint):
         return Ternary(packed, out, self._scale(name))
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_hf_folder(self.path)
+        return Tokenizer.from_hf_folder(self.path, self.config.vocab_size)
 
     def _scale(self, name: str) -> float:
         """`w` of a matrix: the stored number, or its reciprocal if `config.ternary` is `divide`."""
