@@ -14,6 +14,7 @@ from lorawgpu.errors import UserError
 from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
 from lorawgpu.export.separate import fuse, separate
 from lorawgpu.export.source import ExportSource
+from lorawgpu.export.turn_end import remark, unnamed_turn_end
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.gguf import GgufFile
 from lorawgpu.weights.gguf_checkpoint import hf_name, permuted_heads, unpermute
@@ -41,6 +42,9 @@ def write(folder: Path, source: ExportSource, arch: str | None = None) -> None:
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+    if (end := unnamed_turn_end(source)) is not None:
+        writer.add_eos_token_id(end)
+        writer.add_eot_token_id(end)
     for module, change in effect.items():
         layer, path = LINEAR.fullmatch(module).group("layer", "path")
         b = (change.b * rest[module]).astype(np.float32)
@@ -109,6 +113,12 @@ def remarks(source: ExportSource) -> list[str]:
         found.append(
             "alpha and lora_b absorb the scales of rsLoRA and patterns, so adapter.lora.alpha differs from lora_alpha"
         )
+    end = unnamed_turn_end(source)
+    found += remark(
+        source,
+        "llama.cpp reads the ends from the base model's file and knows the common ones by name; for any other add "
+        f"--override-kv tokenizer.ggml.eot_token_id=int:{end}",
+    )
     return found + _family_remarks(source)
 
 

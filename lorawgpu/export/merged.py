@@ -17,6 +17,7 @@ from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.export.base_tensors import base_tensors, narrow
 from lorawgpu.export.hf_files import config_json, write_hf_files
 from lorawgpu.export.source import ExportSource
+from lorawgpu.export.turn_end import name_turn_end
 from lorawgpu.export.weights_file import Raw, read_weights, write_weights
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.rope import Rope
@@ -62,7 +63,13 @@ def write(folder: Path, source: ExportSource) -> None:
     write_weights(folder, merged_tensors(source))
     if isinstance(source.checkpoint, GgufCheckpoint):
         write_hf_files(folder, source.checkpoint)
-        return
+    else:
+        _copy_files(folder, source)
+    name_turn_end(folder, source)
+
+
+def _copy_files(folder: Path, source: ExportSource) -> None:
+    """What a base folder has next to its weights; the config of a dequantized model says so."""
     for path in source.checkpoint.path.iterdir():
         if path.is_file() and path.suffix in COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
@@ -138,11 +145,12 @@ def reopen(folder: Path, source: ExportSource) -> HfFolder:
 
 
 def _same_model(a: ModelConfig, b: ModelConfig) -> bool:
-    """Whether two configs are equal. A GGUF describes RoPE in another way, and keeps no other tower's prefix."""
+    """Whether two configs are equal, but for where they stop. A GGUF describes RoPE in another way, and keeps no other
+    tower's prefix."""
 
     def plain(config: ModelConfig) -> tuple:
         layers = (replace(layer, attention=replace(layer.attention, rope=Rope(1.0))) for layer in config.layers)
-        return astuple(replace(config, layers=tuple(layers), prefix=""))
+        return astuple(replace(config, layers=tuple(layers), prefix="", eos_token_ids=()))
 
     def ropes(config: ModelConfig) -> list:
         found = []

@@ -15,6 +15,7 @@ import safetensors.numpy
 from lorawgpu.export.effect import LINEAR, WeightChange, one_scale
 from lorawgpu.export.separate import fuse, separate
 from lorawgpu.export.source import ExportSource
+from lorawgpu.export.turn_end import remark
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.hf import MULTIMODAL_PREFIX
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
@@ -88,6 +89,7 @@ def remarks(source: ExportSource) -> list[str]:
         found.append("modules with different scales: mlx-lm has one scale, the remaining factors are in their lora_b")
     if len({len(change.a) for change in source.effect.values()}) > 1:
         found.append("modules with different ranks: mlx-lm has one rank, smaller ones are padded with zeros")
+    found += remark(source, "mlx-lm stops there with --extra-eos-token")
     return found + (_family_remarks(source.config) if source.config else [])
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lorawgpu.export.effect import WeightChange, effect_of
 from lorawgpu.export.source import ExportSource
+from lorawgpu.export.turn_end import remark
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 
 RUNTIME = "PEFT"
@@ -29,4 +30,4 @@ def remarks(source: ExportSource) -> list[str]:
             "linear_class bitlinear: its layers are not torch.nn.Linear in transformers, so PEFT needs a custom module "
             "mapping to attach an adapter"
         )
-    return found
+    return found + remark(source, "the server has to stop there (`eos_token_id` in generate, or a stop token)")

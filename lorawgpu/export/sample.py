@@ -9,7 +9,6 @@ from lorawgpu.export.probe import Probe
 from lorawgpu.export.source import ExportSource
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
 from lorawgpu.generate.answer import Answerer
-from lorawgpu.generate.prompts import Prompts, template_for
 from lorawgpu.generate.sampling import Sampling
 
 TRANSCRIPT_FILE = "sample_transcript.json"
@@ -25,16 +24,18 @@ ABOUT = (
 def write_sample(folder: Path, source: ExportSource, probe: Probe) -> str:
     """Write both files. Returns a note on what was not written and why, or ""."""
     try:
-        tokenizer = source.checkpoint.tokenizer()
-        prompts = Prompts(tokenizer, template_for(tokenizer, source.folder))
+        prompts = source.prompts
     except UserError as error:
         return f"no chat template and no sample transcript: {error}"
     messages, text = None, QUESTION
-    if template := prompts.template:
-        (folder / CHAT_TEMPLATE_FILE).write_text(template.source, encoding="utf-8")
-        messages = [{"role": "user", "content": QUESTION}]
-        text = template.render(messages, add_generation_prompt=True).rstrip(" ")
-    ids, limit = prompts.chat(messages) if messages else prompts.raw(text), source.config.max_position_embeddings
+    try:
+        if template := prompts.template:
+            (folder / CHAT_TEMPLATE_FILE).write_text(template.source, encoding="utf-8")
+            messages = [{"role": "user", "content": QUESTION}]
+            text = template.render(messages, add_generation_prompt=True).rstrip(" ")
+        ids, limit = prompts.chat(messages) if messages else prompts.raw(text), source.config.max_position_embeddings
+    except UserError as error:
+        return f"no sample transcript: {error}"
     if len(ids) > limit:
         return f"no sample transcript: its prompt has {len(ids)} tokens, the model's context is {limit}"
     answerer = Answerer(probe.device, probe.model, prompts, probe.engine.adapter, probe.kernels)
@@ -48,6 +49,7 @@ def write_sample(folder: Path, source: ExportSource, probe: Probe) -> str:
         "answer": answer.text,
         "answer_ids": answer.ids,
         "ended": answer.reason == "stop",
+        "stop_ids": sorted(prompts.stop_ids(source.config.eos_token_ids)),
     }
     lines = json.dumps(transcript, indent=1, ensure_ascii=False)
     lines = re.sub(r"\[\n[\d,\s]+\]", lambda ids: " ".join(ids[0].split()), lines)  # ids on one line

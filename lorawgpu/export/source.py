@@ -13,6 +13,7 @@ from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.hub import is_hub_name
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.untrusted import read_json_object
+from lorawgpu.generate.prompts import Prompts, template_for
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
@@ -45,6 +46,12 @@ class ExportSource:
             return open_checkpoint(self.base_name).config.ternary is not None
         except UserError:
             return None
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The base model's tokenizer and the chat template of the run. UserError without a tokenizer."""
+        tokenizer = self.checkpoint.tokenizer()
+        return Prompts(tokenizer, template_for(tokenizer, self.folder))
 
     @cached_property
     def effect(self) -> dict[str, WeightChange]:

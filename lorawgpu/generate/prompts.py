@@ -114,7 +114,7 @@ class Prompts:
         return self.chat([{"role": "user", "content": prompt}])
 
     def turn_end(self) -> int | None:
-        """The special token that ends an assistant's turn, or None if the template ends it with plain text."""
+        """The added token that ends an assistant's turn, or None if the template ends it with plain text."""
         if self.template is None:
             return None
         turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
@@ -123,7 +123,7 @@ class Prompts:
         except TemplateFailed:
             return None
         ids = self.tokenizer.encode(tail.lstrip()) if found else []
-        return ids[0] if ids and ids[0] in self.tokenizer.special_ids else None
+        return ids[0] if ids and ids[0] in self.tokenizer.added_ids else None
 
     def stop_ids(self, config_ids: Sequence[int]) -> frozenset[int]:
         """All tokens that end an answer: the model's, the tokenizer's and the template's."""

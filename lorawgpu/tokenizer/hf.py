@@ -96,6 +96,11 @@ class Tokenizer:
         return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     @property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of the tokens that are matched as a whole, the control tokens among them."""
+        return frozenset(self._backend.get_added_tokens_decoder())
+
+    @property
     def digest(self) -> str:
         """A hash of everything that affects the ids, for the key of the token cache."""
         return hashlib.blake2b(f"{self._backend.to_str()} {self.bos_id} {self.eos_id}".encode()).hexdigest()
@@ -107,6 +112,10 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token, None if there is no such token."""
         return self._backend.token_to_id(token)
+
+    def token(self, token_id: int) -> str | None:
+        """The spelling of a token, None if there is no such id."""
+        return self._backend.id_to_token(token_id)
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Token ids of `text`.
@@ -141,7 +150,7 @@ class Tokenizer:
         beyond = None if self._rows is None else next((i for i in ids if i >= self._rows), None)
         if beyond is not None:
             raise UserError(
-                f"token {brief(self._backend.id_to_token(beyond))} has the id {beyond}, but the model's embedding has "
+                f"token {brief(self.token(beyond))} has the id {beyond}, but the model's embedding has "
                 f"{self._rows} rows: {self.source} has tokens that the model lacks. Use the tokenizer that the model "
                 "came with, a model whose embedding was resized to it, or text without this token"
             )
