@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -83,10 +84,10 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="auto|cpu|gpu|INDEX|NAME", help=usage)
 
 
-def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """--model and --adapter."""
-    usage = "a Hugging Face folder, a .gguf file, builtin:NAME, or a hub name"
-    parser.add_argument("--model", metavar="M", required=required, help=usage)
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model and --adapter; see `lora.base_name.base_for`."""
+    usage = "a Hugging Face folder, a .gguf file, builtin:NAME, or a hub name (default: the adapter's base model)"
+    parser.add_argument("--model", metavar="M", help=usage)
     parser.add_argument("--adapter", metavar="DIR", help="a PEFT adapter directory")
 
 
@@ -96,11 +97,25 @@ def add_template_kwargs_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-template-kwargs", metavar="MAP", help=usage)
 
 
+def hint(text: str) -> None:
+    """Name the next command, on stderr, and only for a person: nothing if it is not a terminal."""
+    if sys.stderr.isatty():
+        print(f"next: {text}", file=sys.stderr)
+
+
+def quoted(*words: object) -> str:
+    """Words as a command line shows them, in quotes where a shell would split them."""
+    return " ".join(f'"{word}"' if re.search(r"[^\w./:\\=~+-]", str(word)) else str(word) for word in words)
+
+
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         listing = "\n".join(f"  {name:<9} {purpose}" for name, purpose in COMMANDS.items())
         print(
-            f"usage: lorawgpu <command> ...\n\n{listing}\n\nlorawgpu <command> --help shows the options of a command."
+            f"usage: lorawgpu <command> ...\n\n{listing}\n\n"
+            "lorawgpu help <command>, or lorawgpu <command> --help, shows the options of a command."
         )
         return 0
     if argv[0] == "--version":

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from lorawgpu import __version__, cli
-from lorawgpu.cli import COMMANDS, add_device_option, add_model_options, main_of, parser_of
+from lorawgpu.cli import COMMANDS, add_device_option, add_model_options, hint, main_of, parser_of, quoted
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
 from lorawgpu.util.suggest import nearest
@@ -52,17 +52,17 @@ def test_a_bug_keeps_its_traceback():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "the following arguments are required: --model (see lorawgpu generate --help)"),
+        ([], "the following arguments are required: --data (see lorawgpu generate --help)"),
         (["--model"], "argument --model: expected one argument"),
-        (["--model", "m", "--top", "3"], "unrecognized arguments: --top 3"),
-        (["--mod", "m"], "the following arguments are required: --model"),  # no guessing of abbreviations
+        (["--data", "d", "--top", "3"], "unrecognized arguments: --top 3"),
+        (["--dat", "d"], "the following arguments are required: --data"),  # no guessing of abbreviations
     ],
 )
 def test_a_wrong_command_line_is_one_message(capsys, argv, words):
     def run(argv):
         parser = parser_of("generate")
         add_model_options(parser)
-        add_device_option(parser)
+        parser.add_argument("--data", required=True)
         parser.parse_args(argv)
 
     assert main_of(run)(argv) == 2
@@ -81,11 +81,28 @@ def test_shared_options():
 
 
 def test_the_listing_and_the_version(capsys):
-    for argv in ([], ["--help"]):
+    for argv in ([], ["--help"], ["help"]):
         assert cli.main(argv) == 0
         out = capsys.readouterr().out
         assert all(f"  {name} " in out for name in COMMANDS)
     assert cli.main(["--version"]) == 0 and capsys.readouterr().out == f"lorawgpu {__version__}\n"
+
+
+def test_help_for_a_command(capsys):
+    for argv in (["help", "report"], ["report", "--help"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(argv)
+        assert end.value.code == 0 and capsys.readouterr().out.startswith("usage: lorawgpu report ")
+    assert cli.main(["help", "reprot"]) == 2 and "the nearest one is 'report'" in capsys.readouterr().err
+
+
+def test_the_next_command_is_named_on_a_terminal_only(capsys, monkeypatch):
+    hint("lorawgpu report out")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    hint("lorawgpu report out")
+    assert capsys.readouterr() == ("", "next: lorawgpu report out\n")
+    assert quoted("report", "C:\\my runs\\out", "a/b-c.yaml") == 'report "C:\\my runs\\out" a/b-c.yaml'
 
 
 def test_an_unknown_command_names_the_nearest(capsys):

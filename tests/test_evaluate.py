@@ -16,6 +16,7 @@ from lorawgpu.engine.evaluation import Evaluation, evaluate_source
 from lorawgpu.evaluate import __main__ as command
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.setup import prepare
+from lorawgpu.util import progress
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
 
@@ -59,6 +60,30 @@ def test_equals_evaluation_in_training(tmp_path, runs, capsys):
     numbers = evaluate(capsys, "--model", MODEL, "--adapter", folder, "--data", held_out)
     assert numbers["loss"] == pytest.approx(logged[-1]["eval_loss"], rel=1e-6)
     assert numbers["tokens"] == logged[-1]["eval_tokens"]
+
+
+def test_an_evaluation_shows_how_far_it_is_and_can_be_ended(tmp_path, device, kernels, capsys, monkeypatch):
+    """As submits are tiny here, it waits for each: all tokens are reported, in many pieces; what the caller raises ends
+    it. The loss is the same as without."""
+    run = prepare(load_config(write_config(tmp_path)))
+    (source,) = run.data.train
+    checkpoint = open_checkpoint(MODEL)
+    engine = Engine(device, load_model(device, checkpoint), Options(64, 64, flops_per_submit=1.0), kernels=kernels)
+    parts = []
+    assert evaluate_source(engine, source, advance=parts.append).loss == evaluate_source(engine, source).loss
+    total = int(source.lengths.sum())
+    assert total - 1 <= sum(parts) <= total and len(parts) > 20 and min(parts) >= 0
+
+    def stop(tokens):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_source(engine, source, advance=stop)
+    monkeypatch.setattr(command, "flops_per_submit", lambda rate, limit: 1.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    assert command.main(["--model", str(MODEL), "--data", str(tmp_path / "data.jsonl")]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1 and f"evaluating 8 samples: 50% of {total} tokens" in err
 
 
 def test_an_adapter_of_another_model_is_noted_here_and_in_training(tmp_path, capsys):

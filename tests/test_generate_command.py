@@ -51,6 +51,63 @@ def test_a_file_of_prompts(run, llm, tmp_path):
     assert second["base"] == llm.generate("zwölf", max_new_tokens=4, use_adapter=False)
 
 
+def test_a_file_of_records_is_read_as_records(run, llm, tmp_path):
+    """Not as text of JSON, whatever the file is called: by its name, or because each line is an object."""
+    chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    records = [{"messages": chat}, {"prompt": "zwölf"}, {"text": "three", "id": 7}, {"prompt": chat[:1]}]
+    content = "\n".join(map(json.dumps, records))
+    for name in ("prompts.jsonl", "prompts.txt"):
+        (tmp_path / name).write_text(content)
+        _, out, _ = run("--prompts", str(tmp_path / name), "--max-new-tokens", "4")
+        rows = [json.loads(line) for line in out.splitlines()]
+        assert [row["prompt"] for row in rows] == [chat[:1], "zwölf", "three", chat[:1]]  # without the chat's answer
+        assert [row["line"] for row in rows] == [1, 2, 3, 4]
+        assert [row["text"] for row in rows] == [
+            llm.generate(p, max_new_tokens=4) for p in ("one", "zwölf", "three", "one")
+        ]
+    (tmp_path / "table.csv").write_text("id,prompt\n1,one\n")
+    assert json.loads(run("--prompts", str(tmp_path / "table.csv"), "--max-new-tokens", "4")[1])["prompt"] == "one"
+    (tmp_path / "code.txt").write_text('{"a": 1\nx = {}\n')  # not all lines are objects: text
+    _, out, _ = run("--prompts", str(tmp_path / "code.txt"), "--max-new-tokens", "1")
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ['{"a": 1', "x = {}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": "a"}', "line 2: no prompt in the keys `question`; wanted `messages`, `prompt` or `text`"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "line 2: `messages` has only answers"),
+        ('{"messages": "a"}', "line 2: `messages` must be a list of messages, got str"),
+        ('{"prompt": ""}', "line 2: `prompt` must be a string that is not empty, got str"),
+        ('{"messages": [{"role": "boss", "content": "a"}]}', "line 2: messages[0]: `role` must be one of"),
+        ('"a"', "line 2: wanted a JSON object, got str"),
+        ("a", "line 2: not valid JSON"),
+    ],
+)
+def test_a_record_without_a_prompt_is_refused(run, tmp_path, line, message):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "one"}\n' + line + "\n")
+    code, out, err = run("--prompts", str(tmp_path / "p.jsonl"))
+    assert code == 2 and out == "" and f"p.jsonl, {message}" in err
+
+
+def test_raw_text_has_no_conversations(run, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    assert "p.jsonl, line 1: a conversation, which --raw" in run("--prompts", str(tmp_path / "p.jsonl"), "--raw")[2]
+
+
+def test_the_base_is_taken_from_the_adapter(llm_folder, llm, tmp_path, capsys, monkeypatch):
+    adapter = shutil.copytree(CASE / "adapter_init", tmp_path / "adapter")
+    keys = json.loads((adapter / "adapter_config.json").read_text())
+    seen = []
+    monkeypatch.setattr(command, "load", lambda model, *rest: (seen.append(model), llm)[1])
+    for base in (str(llm_folder), None):
+        (adapter / "adapter_config.json").write_text(json.dumps(keys | {"base_model_name_or_path": base}))
+        code = command.main(["--adapter", str(adapter), "--prompt", "a", "--max-new-tokens", "2"])
+        out, err = capsys.readouterr()
+        assert (code, seen) == ((0 if base else 2), [str(llm_folder)])
+    assert f"{adapter}: names no base model; pass it with --model" in err
+
+
 def test_an_answer_of_a_file_says_that_it_was_cut(run, llm, tmp_path, monkeypatch):
     path = tmp_path / "prompts.txt"
     path.write_text("one\n")

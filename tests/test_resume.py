@@ -65,8 +65,10 @@ def assert_same_run(a: Path, b: Path):
 
 
 def timeless(folder: Path) -> list[dict]:
-    other = ("tokens_per_s", "seconds", "tokens", "plan", "gpu_bytes")
-    return [{k: v for k, v in r.items() if k not in other} for r in read_metrics(folder / "metrics.jsonl")]
+    other = ("tokens_per_s", "seconds", "paused_seconds", "data_wait_seconds", "tokens", "plan", "gpu_bytes", "started",
+             "finished")  # fmt: skip
+    records = [{k: v for k, v in r.items() if k not in other} for r in read_metrics(folder / "metrics.jsonl")]
+    return [record for record in records if len(record) > 1]
 
 
 def start(config: Path) -> subprocess.Popen:
@@ -91,6 +93,36 @@ def test_a_run_stopped_anywhere_and_resumed_is_bit_equal(tmp_path, runs, whole, 
     assert_same_run(whole, runs.train(config, "auto"))
 
 
+def test_a_signal_ends_an_evaluation_which_a_resumed_run_does_again(tmp_path, runs, whole, capsys):
+    """In the evaluation of the base model, after step 2 (the best so far) and after step 9, the last; submits are
+    small, so that the evaluations wait for the device, and see the signal."""
+
+    class Stopped(Trainer):
+        when = 0
+
+        def _evaluate_base(self):
+            self.stop_at(0)
+            super()._evaluate_base()
+
+        def _evaluate(self):
+            self.stop_at(self.state.step)
+            return super()._evaluate()
+
+        def stop_at(self, step):
+            if self.state.step == step == self.when:
+                signal.raise_signal(signal.SIGINT)
+
+    config, folder = everything(tmp_path, "cut", max_dispatch_ms=1e-4), tmp_path / "cut" / "out"
+    for step in (0, 2, STEPS):
+        Stopped.when = step
+        assert runs.trainer(config, "auto", Stopped).train() == 128 + signal.SIGINT
+        err = capsys.readouterr().err
+        assert ("stopped before step 1; --resume" if not step else f"stopped after step {step}, saved") in err
+        assert [r for r in read_metrics(folder / "metrics.jsonl") if r["step"] == step and "eval_loss" in r] == []
+        assert step == 0 or load_snapshot(newest_checkpoint(folder)).state["evaluation_due"]
+    assert_same_run(whole, runs.train(config, "auto"))
+
+
 def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path, runs, whole):
     """Metrics that a killed run wrote after its last checkpoint are removed."""
 
@@ -112,7 +144,9 @@ def test_a_finished_run_resumes_to_itself_and_can_be_made_longer(tmp_path, runs,
     config = everything(tmp_path, "whole")
     before = adapter_bytes(whole)
     assert runs.train(config, "auto") == whole and adapter_bytes(whole) == before
-    assert f"already finished: step {STEPS} is the last one; raise max_steps or num_epochs" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert f"already finished: step {STEPS} is the last one; raise max_steps or num_epochs" in out
+    assert err.endswith("already finished; saving and checking its adapter again\n")
     longer = everything(tmp_path, "whole", max_steps=STEPS + 2)
     runs.train(longer, "auto")
     assert newest_checkpoint(whole).name == f"checkpoint-{STEPS + 2}"

@@ -187,6 +187,14 @@ def test_without_eval_steps_each_epoch_ends_with_an_evaluation_and_a_checkpoint(
     assert trainer.train() == 0 and state.step == state.best["step"] + 8 < 120
 
 
+def test_a_run_that_diverges_says_so_without_held_out_data(tmp_path, runs, capsys):
+    folder = runs.train(write_config(tmp_path, learning_rate=3.0, max_steps=8))
+    logged, out = losses(folder), capsys.readouterr().out
+    assert f"\nthe training loss rose, from {logged[0]:.4f} in the first tenth of the run to {logged[-1]:.4f}" in out
+    runs.train(write_config(tmp_path / "good", max_steps=8))
+    assert "rose" not in capsys.readouterr().out
+
+
 def test_a_best_loss_that_is_worse_than_the_base_models_is_marked(tmp_path, runs, capsys):
     runs.train(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2, learning_rate=5.0))
     out, err = capsys.readouterr()

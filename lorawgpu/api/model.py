@@ -4,7 +4,7 @@ llm = lorawgpu.load("HuggingFaceTB/SmolLM2-135M-Instruct", adapter="out/mine")
 print(llm.generate("What is a llama?", temperature=0.7, top_p=0.9))
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from lorawgpu.generate.answer import Answerer
 from lorawgpu.generate.prompts import Prompts, template_for
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import Device, KernelCache, open_device
+from lorawgpu.lora.base_name import base_for
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.model.context import AdapterBuffers
@@ -43,7 +44,7 @@ class Ended:
 
 
 def load(
-    model: str | Path,
+    model: str | Path | None = None,
     adapter: str | Path | None = None,
     device: str | int | Device | None = "auto",
     chat_template: str | None = None,
@@ -51,12 +52,13 @@ def load(
 ) -> "LoadedModel":
     """Load a model and, optionally, an adapter onto a device.
 
-    model: a Hugging Face folder, a .gguf file or a hub name; adapter: a PEFT directory; device: auto, cpu, gpu, an
-    index, part of a name (None: $LORAWGPU_DEVICE, then auto), or an open Device; chat_template: a built-in name, a
-    Jinja file or the template itself (default: the adapter's, else the model's); chat_template_kwargs: variables of
-    the template, such as {"enable_thinking": False} (default: the adapter's). Raises UserError and DeviceError.
+    model: a Hugging Face folder, a .gguf file or a hub name (None: the adapter's base model); adapter: a PEFT
+    directory; device: auto, cpu, gpu, an index, part of a name (None: $LORAWGPU_DEVICE, then auto), or an open Device;
+    chat_template: a built-in name, a Jinja file or the template itself (default: the adapter's, else the model's);
+    chat_template_kwargs: variables of the template, such as {"enable_thinking": False} (default: the adapter's). Raises
+    UserError and DeviceError.
     """
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(base_for(adapter, model))
     folder = None if adapter is None else Path(adapter)
     lora = None if adapter is None else read_adapter(adapter, checkpoint.config)
     opened = device if isinstance(device, Device) else open_device(None if device is None else str(device))
@@ -142,19 +144,20 @@ class LoadedModel:
         raw: bool = False,
         use_adapter: bool = True,
         ended: list[Ended] | None = None,
+        advance: Callable[[int], None] | None = None,
         **settings: float,
     ) -> str | list[str]:
         """The answer to a prompt (text or a conversation), or the answers to a list of prompts, computed in batches.
 
         settings: temperature, top_k, top_p, min_p, repetition_penalty and seed, which override those of `sampling`
         (see `Sampling` for their meaning and defaults). Prompt i of a list draws from stream i of the seed, so its
-        answer does not depend on the others. ended: an `Ended` is appended for each answer. Raises UserError for bad
-        arguments.
+        answer does not depend on the others. ended: an `Ended` is appended for each answer; advance: called with the
+        number of tokens that were generated since its last call. Raises UserError for bad arguments.
         """
         sampling, max_new_tokens = sampling_of(sampling, settings), whole_number("max_new_tokens", max_new_tokens)
         several = isinstance(prompt, list) and not is_conversation(prompt)
         ids = [self.encode(p, raw, ("prompt", i)) for i, p in enumerate(prompt if several else [prompt], 1)]
-        answers = self._answerer(ids, use_adapter).answers(ids, sampling, max_new_tokens)
+        answers = self._answerer(ids, use_adapter).answers(ids, sampling, max_new_tokens, advance)
         if ended is not None:
             ended += (Ended(answer.reason) for answer in answers)
         texts = [a.text if raw else a.text.removeprefix(" ") for a in answers]

@@ -132,6 +132,10 @@ class Batches:
             micro_batches += len(bins)
         return -(-micro_batches // self.settings.accumulation)
 
+    def epochs(self, position: DataPosition) -> float:
+        """Epochs from the start to `position`."""
+        return position.epoch + position.consumed / sum(self.draws)
+
     def place(self, sample: int) -> tuple[str, int]:
         """The file and line of a sample, by its global id."""
         owner = int(np.searchsorted(self.offsets, sample, side="right")) - 1

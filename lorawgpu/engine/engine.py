@@ -191,11 +191,11 @@ class Engine:
         """All plans recorded so far."""
         return [self._step, *(recorded.plan for recorded in self._plans.values())]
 
-    def flops(self, batch: MicroBatch) -> float:
-        """Operations of `accumulate` for this micro-batch; 0 without targets."""
+    def flops(self, batch: MicroBatch, kind: str = "train", adapter: bool = True) -> float:
+        """Operations of `accumulate` (kind "train") or `evaluate` ("eval") for this micro-batch; 0 without targets."""
         if not batch.targets:
             return 0.0
-        return sum(recorded.flops(batch.targets) for recorded in self._passes("train", batch.capacity))
+        return sum(recorded.flops(batch.targets) for recorded in self._passes(kind, batch.capacity, adapter))
 
     def _passes(self, kind: str, rows: int, adapter: bool = True) -> list[Recorded]:
         """The plans to replay for a micro-batch, in order."""
@@ -255,19 +255,21 @@ class Engine:
         """This device's sums over the micro-batches since `begin`."""
         return StepSums(self.device, self.adapter.grads, tuple(self.totals.values()), self.state)
 
-    def evaluate(self, batch: MicroBatch, adapter: bool = True):
+    def evaluate(
+        self, batch: MicroBatch, adapter: bool = True, submitted: Callable[[float], None] | None = None
+    ) -> None:
         """Add one micro-batch to the totals, without dropout or gradients. Call `begin` before the first.
 
-        Without `adapter`, the bare base model is evaluated.
+        Without `adapter`, the bare base model is evaluated. submitted: as for `Plan.run`.
         """
         if batch.targets:
-            self._replay("eval", batch, adapter)
+            self._replay("eval", batch, adapter, submitted)
 
-    def _replay(self, kind: str, batch: MicroBatch, adapter: bool = True):
+    def _replay(self, kind: str, batch: MicroBatch, adapter: bool = True, submitted=None):
         self.write(batch)
         self.objective.write(batch)
         for recorded in self._passes(kind, batch.capacity, adapter):
-            recorded.plan.run(*recorded.sections(batch.targets))
+            recorded.plan.run(*recorded.sections(batch.targets), submitted=submitted)
 
     def logits(self, batch: MicroBatch, rows: np.ndarray, adapter: bool = True) -> np.ndarray:
         """Logits of `rows` of a micro-batch, float32 [len(rows), V]; without `adapter`, those of the base model."""

@@ -18,10 +18,12 @@ from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
 from lorawgpu.generate.prompts import template_arguments, template_choice
 from lorawgpu.gpu import device_errors, open_device
-from lorawgpu.lora.base_name import note_other_base
+from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
+from lorawgpu.lora.base_name import base_for, note_other_base
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.train.setup import load_data, text_setup_of_model
+from lorawgpu.util.progress import busy, progress
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 
@@ -63,6 +65,7 @@ def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
 
 def run(argv: list[str]) -> None:
     args = parse(argv)
+    args.model = base_for(args.adapter, args.model)
     checkpoint = open_checkpoint(args.model)
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter is not None else (None, None)
     if lora:
@@ -78,9 +81,14 @@ def run(argv: list[str]) -> None:
     with device_errors():
         device = open_device(args.device)
         layout = AdapterLayout(lora, checkpoint.config) if lora else None
-        options = Options(token_capacity(1, max(longest, min(tokens, ROWS))), longest)
-        engine = Engine(device, load_model(device, checkpoint), options, layout, tensors)
-        result = evaluate_source(engine, source)
+        rows = token_capacity(1, max(longest, min(tokens, ROWS)))
+        submit = flops_per_submit(first_rate(device), config.max_dispatch_ms)
+        model = load_model(device, checkpoint)
+        with busy("compiling"):
+            engine = Engine(device, model, Options(rows, longest, flops_per_submit=submit), layout, tensors)
+            engine.plan("eval", rows)
+        with progress(tokens, f"evaluating {len(source):,} samples", " tokens") as advance:
+            result = evaluate_source(engine, source, advance=advance)
     numbers = {"loss": result.loss, "perplexity": result.perplexity, "tokens": result.tokens}
     print(json.dumps({k: v if math.isfinite(v) else None for k, v in numbers.items()}))
 

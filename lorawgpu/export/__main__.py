@@ -11,6 +11,7 @@ from lorawgpu.export.effect import check_effect
 from lorawgpu.export.source import ExportSource, open_source
 from lorawgpu.export.staging import file_names, staged
 from lorawgpu.families.registry import FAMILIES
+from lorawgpu.util.progress import busy
 
 FORMATS = {"peft": peft, "gguf": gguf, "mlx": mlx, "merged": merged}
 NEED_MODEL = ("gguf", "merged")
@@ -47,10 +48,11 @@ def run(argv: list[str]) -> None:
         merged.check_mergeable(source, args.dequantize)
     main_file = gguf.FILE if args.to == "gguf" and out.suffix == ".gguf" else None
     with staged(out, main_file) as folder:
-        if args.to == "gguf":
-            gguf.write(folder, source, args.arch)
-        else:
-            form.write(folder, source)
+        with busy(f"writing {args.to}"):
+            if args.to == "gguf":
+                gguf.write(folder, source, args.arch)
+            else:
+                form.write(folder, source)
         notes = check_merged(folder, source, args) if form is merged else check_adapter(folder, source, form, args)
         written = sorted(path.name for path in folder.iterdir())
     targets = file_names(out, written, main_file) if main_file else {name: out / name for name in written}
@@ -67,8 +69,9 @@ def run(argv: list[str]) -> None:
 
 def check_adapter(folder: Path, source: ExportSource, form, args: Namespace) -> list[str]:
     """Read an exported adapter back and compare it with ours: its matrices, and with a model also the logits."""
-    effect = form.read(folder, source)
-    worst = check_effect(source.effect, effect, args.out)
+    with busy("reading back"):
+        effect = form.read(folder, source)
+        worst = check_effect(source.effect, effect, args.out)
     notes = [f"read back: {len(effect)} linear layers change as with our adapter, within {worst:.1e}"]
     if source.checkpoint is None:
         return [*notes, "without --model: logits not compared, no chat template, no sample transcript"]
@@ -77,7 +80,8 @@ def check_adapter(folder: Path, source: ExportSource, form, args: Namespace) -> 
 
 def check_merged(folder: Path, source: ExportSource, args: Namespace) -> list[str]:
     """Read merged weights back and compare them with base and adapter; logits only if it is the same model."""
-    notes = [f"read back: {merged.check(folder, source)}"]
+    with busy("reading back"):
+        notes = [f"read back: {merged.check(folder, source)}"]
     if source.config.ternary:
         text = "logits not compared: without int8 activations this is a different model"
         return [*notes, *with_device(folder, source, args, lambda probe: text)]
@@ -92,8 +96,13 @@ def with_device(folder: Path, source: ExportSource, args: Namespace, judge) -> l
     from lorawgpu.gpu import device_errors, open_device
 
     with device_errors():
-        probe = Probe(source, open_device(args.device))
-        notes = [judge(probe), write_sample(folder, source, probe)]
+        device = open_device(args.device)
+        with busy("computing logits with and without the adapter"):
+            probe = Probe(source, device)
+        with busy("computing the export's logits"):
+            notes = [judge(probe)]
+        with busy("answering for the sample transcript"):
+            notes.append(write_sample(folder, source, probe))
     return [note for note in notes if note]
 
 

@@ -4,16 +4,17 @@ import json
 import sys
 from argparse import Namespace
 from dataclasses import fields
-from pathlib import Path
 
 from lorawgpu.api.model import MAX_NEW_TOKENS, Ended, LoadedModel, load
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.cli import add_device_option, add_model_options, add_template_kwargs_option, main_of, parser_of
 from lorawgpu.errors import UserError
+from lorawgpu.generate.prompt_file import Prompt, read_prompts
 from lorawgpu.generate.prompts import template_arguments
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import device_errors
-from lorawgpu.lora.base_name import note_other_base
+from lorawgpu.lora.base_name import base_for, note_other_base
+from lorawgpu.util.progress import progress
 
 CHAT_CONTEXT = 4096  # maximum tokens of a conversation, if the model allows that many
 ROOM = 1 / 8  # of that context is reserved for an answer; reserving a long --max-new-tokens could refuse every turn
@@ -37,7 +38,10 @@ def parse(argv: list[str]) -> Namespace:
         "--prompt", metavar="TEXT", help="a user's turn if the model has a chat template, else text to continue"
     )
     what.add_argument(
-        "--prompts", metavar="FILE", help="one prompt per line; prints JSON lines with the keys line, prompt, text, cut"
+        "--prompts",
+        metavar="FILE",
+        help="one prompt per line, or records with messages, prompt or text (JSONL, JSON, "
+        "CSV, Parquet); prints JSON lines with the keys line, prompt, text, cut",
     )
     what.add_argument("--chat", action="store_true", help="chat in a terminal, or answer the lines of a pipe")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the user's turn")
@@ -72,18 +76,6 @@ def require_stdin() -> None:
         raise UserError("--chat reads its turns from stdin, which is closed: use --prompt or --prompts")
 
 
-def read_prompts(path: str) -> dict[int, str]:
-    """The non-blank lines of a file, by line number. Raises UserError if there are none or it is not UTF-8."""
-    try:
-        text = Path(path).read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}: save the file as UTF-8") from None
-    lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
-    if not lines:
-        raise UserError(f"{path}: holds no prompt; wanted one per line")
-    return lines
-
-
 def show(llm: LoadedModel, prompt, options: dict, side: str = "") -> str:
     """Print an answer as it is generated, and a note on stderr if it was cut. `side`: of SIDES. Returns the answer."""
     ended, pieces = Ended(), []
@@ -107,20 +99,26 @@ def show_sides(llm: LoadedModel, prompt, options: dict, compare: bool) -> str:
     return text
 
 
-def turns(system: str | None, prompt: str) -> str | list[dict]:
-    """The prompt, after a system message if there is one."""
-    if system is None:
+def turns(system: str | None, prompt: Prompt) -> Prompt:
+    """The prompt, after a system message if one is given and the prompt has none of its own."""
+    if system is None or isinstance(prompt, list) and prompt[0]["role"] == "system":
         return prompt
-    return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+    return [{"role": "system", "content": system}, *as_messages(prompt)]
 
 
-def answer_all(llm: LoadedModel, args: Namespace, prompts: dict[int, str], options: dict) -> None:
+def as_messages(prompt: Prompt) -> list[dict]:
+    return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+
+
+def answer_all(llm: LoadedModel, args: Namespace, prompts: dict[int, Prompt], options: dict) -> None:
     """Print a JSON line per prompt. `cut`: --max-new-tokens or the context ended the answer; `base`: no adapter."""
     conversations = [turns(args.system, p) for p in prompts.values()]
     columns = {"line": prompts.keys(), "prompt": prompts.values()}
     for text, cut, use in (("text", "cut", True), ("base", "base_cut", False))[: 1 + args.compare]:
         ended: list[Ended] = []
-        columns[text] = llm.generate(conversations, use_adapter=use, ended=ended, **options)
+        side = f" {SIDES[use]}" if args.compare else ""
+        with progress(None, f"answering {len(prompts):,} prompts{side}", " tokens") as advance:
+            columns[text] = llm.generate(conversations, use_adapter=use, ended=ended, advance=advance, **options)
         columns[cut] = [e.reason != "stop" for e in ended]
     for values in zip(*columns.values(), strict=True):
         print(json.dumps(dict(zip(columns, values, strict=True)), ensure_ascii=False))
@@ -179,9 +177,11 @@ def run(argv: list[str]) -> None:
     args = parse(argv)
     sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
     prompts = read_prompts(args.prompts) if args.prompts else {}
+    if args.raw and (line := next((n for n, prompt in prompts.items() if isinstance(prompt, list)), None)):
+        raise UserError(f"{args.prompts}, line {line}: a conversation, which --raw cannot continue as plain text")
     with device_errors():
         arguments = template_arguments(args.chat_template_kwargs)
-        llm = load(args.model, args.adapter, args.device, args.chat_template, arguments)
+        llm = load(base_for(args.adapter, args.model), args.adapter, args.device, args.chat_template, arguments)
         if args.adapter is not None:
             note_other_base(args.adapter, llm.checkpoint.name)
         options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}

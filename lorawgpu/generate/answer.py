@@ -1,7 +1,7 @@
 """Token ids of prompts in, text out. Used by the Python API, the samples of a run, and exports."""
 
+from collections.abc import Callable, Sequence
 from collections.abc import Generator as GeneratorType
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lorawgpu.generate.decoder import Decoder
@@ -82,10 +82,17 @@ class Answerer:
             yield rest
         return run.reasons[0]
 
-    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling, max_new_tokens: int) -> list[Answer]:
+    def answers(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        max_new_tokens: int,
+        advance: Callable[[int], None] | None = None,
+    ) -> list[Answer]:
         """All answers, computed in batches. Prompt i draws from stream i of the seed, so no answer depends on another.
 
-        Raises UserError for a prompt beyond the model's context, and CheckFailed for a value that is not finite.
+        advance: called with a number of new tokens; what it raises ends the generation. Raises UserError for a prompt
+        beyond the model's context, and CheckFailed for a value that is not finite.
         """
         answers = []
         for first in range(0, len(prompts), MAX_ROWS):
@@ -94,6 +101,8 @@ class Answerer:
             ids: list[list[int]] = [[] for _ in batch]
             for b, token in run.stream(batch, sampling, max_new_tokens, range(first, first + len(batch))):
                 ids[b].append(token)
+                if advance:
+                    advance(1)
             texts = [self.prompts.tokenizer.decode(i, skip_special=True) for i in ids]
             answers += map(Answer, ids, texts, run.reasons)
         return answers

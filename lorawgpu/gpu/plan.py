@@ -3,7 +3,7 @@
 A replay creates nothing: pipelines, bind groups and uniforms are made while recording.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import wgpu
@@ -131,10 +131,15 @@ class Plan:
             params = {"count": count, "stride": x * 256}
             self.record("clear", "main", (x, -(-groups // x)), params=params, out=tensor.view(start, (count,)))
 
-    def run(self, *names: str):
-        """Replay sections in order, in as few submits as `flops_per_submit` and RECORDS_PER_SUBMIT allow."""
+    def run(self, *names: str, submitted: Callable[[float], None] | None = None):
+        """Replay sections in order, in as few submits as `flops_per_submit` and RECORDS_PER_SUBMIT allow.
+
+        submitted: called after each submit with its operations; what it raises ends the replay.
+        """
         for records in self._submits(names):
             self.device.submit(self.encode(records))
+            if submitted:
+                submitted(sum(record.flops for record in records))
 
     def encode(self, records: Iterable[Record]):
         """Encode `records`, from any plans of this device, as one compute pass: the commands of one submit."""

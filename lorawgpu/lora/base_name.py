@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.untrusted import brief, read_json_object
 
@@ -17,15 +18,30 @@ _GENERIC = re.compile(r"(ggml-)?model|base|merged|[0-9a-f]{40}|\.*")
 _MAX_NAME = 1000  # characters: the adapter is untrusted
 
 
+def named_base(adapter: str | Path) -> str | None:
+    """The base model that `adapter_config.json` of `adapter` names. UserError if that file cannot be read."""
+    base = read_json_object(Path(adapter) / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
+    return base if isinstance(base, str) and 0 < len(base) <= _MAX_NAME else None
+
+
+def base_for(adapter: str | Path | None, model: str | Path | None) -> str | Path:
+    """`model`, or if it is None, the base that the adapter names. UserError if there is neither."""
+    if model is not None:
+        return model
+    if adapter is None:
+        raise UserError("no model given: pass it with --model, or an adapter that names its base model with --adapter")
+    if base := named_base(adapter):
+        return base
+    raise UserError(f"{adapter}: names no base model; pass it with --model")
+
+
 def note_other_base(adapter: str | Path, model: str) -> None:
     """Print a note on stderr if `adapter_config.json` of `adapter` names another base than `model`.
 
     UserError if that file cannot be read.
     """
-    base = read_json_object(Path(adapter) / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
-    if not isinstance(base, str) or len(base) > _MAX_NAME:
-        return
-    wanted, got = plain_name(base), plain_name(model)
+    base = named_base(adapter)
+    wanted, got = plain_name(base or ""), plain_name(model)
     if wanted and got and wanted != got:
         print(f"note: the adapter {adapter} was trained on {brief(base)}; this model is {model}", file=sys.stderr)
 

@@ -4,8 +4,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from tqdm import tqdm
 
 from lorawgpu.files.atomic import replace_file
 from lorawgpu.train.loggers import Logger
+from lorawgpu.util.duration import duration
+from lorawgpu.util.progress import INTERVAL, bar
+
+EVALUATING, SAVING = "evaluating", "saving"
+SHOWN_FROM = 1.0  # seconds not spent training, in the summary
 
 
 class MetricsLog:
@@ -54,6 +60,11 @@ class NoLog(MetricsLog):
         pass
 
 
+def now() -> str:
+    """The local time, to the second, with its offset from UTC."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics file, also of a running or killed run; empty if there is no file."""
     records = []
@@ -83,27 +94,49 @@ class Progress:
     """The progress line, and the records that it summarizes.
 
     On a terminal one line is rewritten; a file or a pipe gets one line per logged step. tokens/s counts training time
-    only: time inside `paused()` (evaluating, saving) is left out.
+    only: time inside `paused()` (evaluating, saving) is left out. evaluations_left: of the run, for the time that is
+    left.
     """
 
-    def __init__(self, log: MetricsLog, total_steps: int, start_step: int = 0, stream=None):
+    def __init__(
+        self,
+        log: MetricsLog,
+        total_steps: int,
+        start_step: int = 0,
+        stream=None,
+        evaluations_left: Callable[[], int] = lambda: 0,
+    ):
         self.log, self.total_steps, self.start_step = log, total_steps, start_step
-        self.stream = stream or sys.stderr
-        self.bar = tqdm(
-            total=total_steps, initial=start_step, file=self.stream, disable=not self.stream.isatty(), unit="step",
-            dynamic_ncols=True, bar_format="step {n_fmt}/{total_fmt} {bar:12} {postfix} {elapsed}<{remaining}",
-        )  # fmt: skip
+        self.stream, self.evaluations_left = stream or sys.stderr, evaluations_left
+        # The bar comes last: a narrow terminal cuts it off, rather than the loss.
+        self.bar = bar(self.stream, total=total_steps, initial=start_step,
+                       bar_format="step {n_fmt}/{total_fmt} {desc} {bar:12}")  # fmt: skip
         self.steps = self.tokens = 0  # since start_step
         self.seconds = 0.0  # of training, since start_step
-        self.first_loss = self.last_loss = None
-        self._since = time.perf_counter()  # when time was last added to `seconds`
+        self.pauses: dict[str, float] = {}  # seconds not spent training, by what was done
+        self.waited = 0.0  # seconds of training time that were spent waiting for data
+        self.losses: list[float] = []  # finite ones that were logged
+        self._evaluation = 0.0  # seconds of the latest evaluation
+        self._started = self._since = time.perf_counter()  # _since: when time was last added to `seconds`
         self._logged = (0, 0.0)  # tokens and seconds at the last logged step
+        self._shown = ""
+        self._did = 0.0  # when `doing` last printed a line
 
     def advance(self, tokens: int) -> None:
         """Count an optimizer step on `tokens` tokens that was submitted."""
         self.steps += 1
         self.tokens += tokens
+        self.bar.set_description_str(self._line(self.start_step + self.steps), refresh=False)
         self.bar.update()
+
+    def left(self, step: int) -> float:
+        """Seconds until the end, after step `step`: its steps and its evaluations, at the pace so far."""
+        steps = (self._training_time() / max(1, step - self.start_step)) * (self.total_steps - step)
+        return steps + self._evaluation * self.evaluations_left()
+
+    def _line(self, step: int) -> str:
+        passed = tqdm.format_interval(time.perf_counter() - self._started)
+        return f"{self._shown} {passed}<{tqdm.format_interval(self.left(step))}".lstrip()
 
     def logged(self, step: int, loss: float, lr: float, grad_norm: float, **more: Any) -> None:
         """Write and show the record of step `step` (from 1), which was read back.
@@ -115,17 +148,16 @@ class Progress:
         self._logged = (self.tokens, self.seconds)
         rate = tokens / seconds if seconds else 0.0
         if math.isfinite(loss):
-            self.first_loss = loss if self.first_loss is None else self.first_loss
-            self.last_loss = loss
+            self.losses.append(loss)
         self.log.write(step, loss=loss, learning_rate=lr, grad_norm=grad_norm, tokens_per_s=round(rate, 1),
-                       tokens=self.tokens, seconds=round(self.seconds, 3), **more)  # fmt: skip
-        shown = f"loss {loss:.4f} lr {lr:.2e} grad {grad_norm:.3g} {rate:,.0f} tok/s"
+                       tokens=self.tokens, seconds=round(self.seconds, 3), paused_seconds=round(self.paused_seconds, 3),
+                       data_wait_seconds=round(self.waited, 3), **more)  # fmt: skip
+        self._shown = f"loss {loss:.4f} lr {lr:.2e} grad {grad_norm:.3g} {rate:,.0f} tok/s"
         if self.bar.disable:
-            left = self.seconds / max(1, step - self.start_step) * (self.total_steps - step)
-            line = f"step {step}/{self.total_steps} {shown} ETA {tqdm.format_interval(left)}"
+            line = f"step {step}/{self.total_steps} {self._shown} ETA {tqdm.format_interval(self.left(step))}"
             print(line, file=self.stream, flush=True)
         else:
-            self.bar.set_postfix_str(shown)
+            self.bar.set_description_str(self._line(step))
 
     def message(self, text: str) -> None:
         """Print a line above the progress line."""
@@ -133,19 +165,47 @@ class Progress:
         print(text, file=self.stream, flush=True)
         self.bar.refresh()
 
+    def doing(self, text: str) -> None:
+        """Show what is done instead of training: in the progress line, else in a line every few seconds."""
+        now = time.perf_counter()
+        if not self.bar.disable:
+            self.bar.set_description_str(text, refresh=now - self._did > self.bar.mininterval)
+        elif now - self._did >= INTERVAL:
+            print(text, file=self.stream, flush=True)
+        else:
+            return
+        self._did = now
+
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time spent inside does not count as training time."""
+    def paused(self, what: str) -> Iterator[None]:
+        """Time spent inside does not count as training time, but as `what` (EVALUATING or SAVING)."""
         self._count_time()
+        self._did = self._since
         try:
             yield
         finally:
-            self._since = time.perf_counter()
+            since, self._since = self._since, time.perf_counter()
+            took = self._since - since
+            self.pauses[what] = self.pauses.get(what, 0.0) + took
+            if what == EVALUATING:
+                self._evaluation = took
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time spent inside is spent waiting for data."""
+        since = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - since
+
+    @property
+    def paused_seconds(self) -> float:
+        return sum(self.pauses.values())
+
+    def _training_time(self) -> float:
+        return self.seconds + time.perf_counter() - self._since
 
     def _count_time(self) -> None:
-        now = time.perf_counter()
-        self.seconds += now - self._since
-        self._since = now
+        self.seconds, self._since = self._training_time(), time.perf_counter()
 
     def close(self) -> None:
         self.bar.close()
@@ -153,7 +213,10 @@ class Progress:
 
     def summary(self) -> str:
         """One line about the whole run, as of its last logged step."""
-        loss = "" if self.first_loss is None else f", loss {self.first_loss:.4f} -> {self.last_loss:.4f}"
+        loss = f", loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}" if self.losses else ""
         rate = self.tokens / self.seconds if self.seconds else 0.0
-        return (f"{self.steps} steps, {self.tokens:,} tokens in {tqdm.format_interval(self.seconds)} "
+        text = (f"{self.steps} steps, {self.tokens:,} tokens in {tqdm.format_interval(self.seconds)} "
                 f"({rate:,.0f} tok/s){loss}")  # fmt: skip
+        others = [(what, seconds) for what, seconds in self.pauses.items() if seconds >= SHOWN_FROM]
+        others += [("of training waiting for data", self.waited)] if self.waited >= SHOWN_FROM else []
+        return text + "".join(f"; {duration(seconds)} {what}" for what, seconds in others)

@@ -1,8 +1,9 @@
 """The end of a run, in words: why it stopped, the loss it reached, and where its adapters are."""
 
 from pathlib import Path
+from statistics import fmean
 
-from lorawgpu.files.run_folder import checkpoint_name
+from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.resume import TrainerState
 from lorawgpu.train.setup import Run
@@ -31,6 +32,17 @@ def compared_to_base(loss: float, base: float | None) -> str:
     return "" if base is None or loss < base else f", not better than the base model's {base:.4f}"
 
 
+def risen(losses: list[float], rate: float) -> str:
+    """A remark for a run whose training loss, the mean of its last tenth, is above that of its first, else ""."""
+    tenth = max(1, len(losses) // 10)
+    if len(losses) < 2 or (last := fmean(losses[-tenth:])) <= (first := fmean(losses[:tenth])):
+        return ""
+    return (
+        f"\nthe training loss rose, from {first:.4f} in the first tenth of the run to {last:.4f} in the last: lower "
+        f"learning_rate ({rate:g}), or raise warmup_steps or the number of tokens per step"
+    )
+
+
 def summary(run: Run, state: TrainerState, steps: str, base: float | None) -> str:
     """The last lines that a run prints. `steps`: what it did in this process."""
     early = (why := why_over(run, state)) and state.step < run.schedule.total_steps
@@ -41,6 +53,9 @@ def summary(run: Run, state: TrainerState, steps: str, base: float | None) -> st
         text += f"; {state.skipped} steps without a target were skipped"
     if early:
         text += f"\n{why}"
+    records = read_metrics(run.folder / METRICS_FILE)
+    losses = [r["loss"] for r in records if "learning_rate" in r and r.get("loss") is not None]
+    text += risen(losses, run.config.learning_rate)
     which = f"of step {state.step}"
     if best := state.best:
         path = run.folder / checkpoint_name(best["step"])

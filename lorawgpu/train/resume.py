@@ -36,6 +36,7 @@ class TrainerState:
     bad: StepState = GOOD  # as of the last report
     best: dict | None = None  # {"step", "loss"} of the best evaluation
     evals_since_best: int = 0
+    evaluation_due: bool = False  # an evaluation after `step` was interrupted
     metrics: dict = field(default_factory=dict)  # as last logged
 
     def to_json(self) -> dict:
@@ -49,6 +50,7 @@ class TrainerState:
             "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.steps},
             "best": self.best,
             "evaluations_since_best": self.evals_since_best,
+            "evaluation_due": self.evaluation_due,
             "metrics": self.metrics,
         }
 
@@ -62,6 +64,7 @@ class TrainerState:
             StepState(False, bad["run"], bad["total"], None, bad["windows"]),
             state["best"],
             state["evaluations_since_best"],
+            bool(state.get("evaluation_due")),  # checkpoints of version 0.1.0 do not have it
             state["metrics"],
         )
 

@@ -1,5 +1,7 @@
 """Greedy answers to `sample_prompts` during training, for the log and the report."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lorawgpu.engine.engine import Engine
@@ -10,6 +12,7 @@ from lorawgpu.generate.sampling import Sampling
 from lorawgpu.train.setup import Run
 
 TOKENS = 64  # maximum length of an answer
+Advance = Callable[[int], None]
 
 
 class Samples:
@@ -33,22 +36,28 @@ class Samples:
         self.answerer = Answerer(engine.device, engine.model, prompts, engine.adapter, engine.kernels)
         self.answerer.decoder(1, longest + TOKENS).prepare()  # so that the planned memory includes it
 
-    def answers(self) -> list[dict[str, str]]:
-        """One {"prompt", "text"} per prompt; the text says so if a value was not finite."""
-        return [{"prompt": p, "text": self._answer(ids)} for p, ids in zip(self.prompts, self.ids, strict=True)]
+    def answers(self, advance: Advance | None = None) -> list[dict[str, str]]:
+        """One {"prompt", "text"} per prompt; the text says so if a value was not finite.
 
-    def base_answers(self) -> list[dict[str, str]]:
+        advance: called with the number of the prompt (from 1) after each token; what it raises is passed on.
+        """
+        return [
+            {"prompt": prompt, "text": self._answer(ids, advance and (lambda tokens, number=number: advance(number)))}
+            for number, (prompt, ids) in enumerate(zip(self.prompts, self.ids, strict=True), 1)
+        ]
+
+    def base_answers(self, advance: Advance | None = None) -> list[dict[str, str]]:
         """The base model's answers: the adapter's parameters are set to zero while the decoder reads them."""
         kept = self.engine.tensors()
         self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in kept.items()})
         try:
-            return self.answers()
+            return self.answers(advance)
         finally:
             self.engine.load("params", kept)
 
-    def _answer(self, prompt: list[int]) -> str:
+    def _answer(self, prompt: list[int], advance: Advance | None) -> str:
         try:
-            (answer,) = self.answerer.answers([prompt], Sampling(), TOKENS)
+            (answer,) = self.answerer.answers([prompt], Sampling(), TOKENS, advance)
         except CheckFailed as error:
             return f"(no answer: {error})"
         # the first token of the answer starts with a space

@@ -34,6 +34,7 @@ from lorawgpu.optim.adamw import AdamW
 from lorawgpu.optim.schedule import Schedule, schedule_of
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.train.loggers import require_loggers
+from lorawgpu.util.progress import busy
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.hf_folder import read_config
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
@@ -204,7 +205,8 @@ def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange:
         model = (meta_model if device.dry else load_model)(device, run.checkpoint)
         weights = dict(device.memory.held)
         try:
-            return _engine(run, device, model, kernels, exchange)
+            with busy("compiling"):
+                return _engine(run, device, model, kernels, exchange)
         except DeviceError as error:
             reason = str(error)
     # Outside the except clause, because the exception holds the half-built engine and its buffers.

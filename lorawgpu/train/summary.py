@@ -5,6 +5,7 @@ from lorawgpu.gpu.device import ADAPTER_LIMITS
 from lorawgpu.gpu.submit_budget import first_rate
 from lorawgpu.ops.stores import STORES
 from lorawgpu.train.setup import Run
+from lorawgpu.util.duration import duration
 from lorawgpu.weights.quantized import QuantizedAtLoad
 from lorawgpu.weights.tensors import Checkpoint, is_linear
 
@@ -97,7 +98,8 @@ def _submits(run: Run, engine: Engine) -> str:
     recorded = engine.plan("train", run.capacity)
     flops = recorded.flops(run.capacity)
     count, step = max(1, round(flops / recorded.plan.flops_per_submit)), flops * run.config.gradient_accumulation_steps
+    seconds, steps = step / first_rate(engine.device), run.schedule.total_steps
     return (
-        f"about {count} per micro-batch, each within {run.config.max_dispatch_ms:g} ms; "
-        f"a full step is {step:.2g} operations, about {step / first_rate(engine.device):.2g} s at first guess"
+        f"about {count} per micro-batch, each within {run.config.max_dispatch_ms:g} ms; a full step is {step:.2g} "
+        f"operations, at first guess about {duration(seconds)}, {duration(seconds * steps)} for {steps:,} steps"
     )

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,18 @@ from lorawgpu.data.batch_order import StepBatch
 from lorawgpu.data.prefetch import Prefetch
 from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.engine.engine import Engine
-from lorawgpu.engine.evaluation import Evaluation, evaluate_source
+from lorawgpu.engine.evaluation import Evaluation
 from lorawgpu.engine.exchange import share
 from lorawgpu.errors import CheckFailed, DeviceError, UserError
 from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
 from lorawgpu.train.checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
+from lorawgpu.train.evaluator import Evaluator, Stopped
 from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts, exit_code
 from lorawgpu.train.loggers import open_loggers
-from lorawgpu.train.metrics import MetricsLog, NoLog, Progress
+from lorawgpu.train.metrics import SAVING, MetricsLog, NoLog, Progress, now
 from lorawgpu.train.outcome import base_loss, compared_to_base, summary, why_over
 from lorawgpu.train.resume import TrainerState, restore, resume_notes, take_snapshot
 from lorawgpu.train.run_dir import set_metrics_aside, write_config
@@ -30,6 +32,7 @@ from lorawgpu.train.samples import Samples
 from lorawgpu.train.setup import Run
 from lorawgpu.train.step_reports import LateReader, Report, bad_tensors, fault
 from lorawgpu.train.summary import plan_of
+from lorawgpu.util.progress import busy
 
 
 class Trainer:
@@ -69,7 +72,9 @@ class Trainer:
                 if signum := self._signal(interrupts):
                     return self._interrupted(signum)
                 if self.exchange.leads:
-                    save_final(self.run, self.engine, self._fallback())
+                    with busy("writing and checking the adapter"):
+                        save_final(self.run, self.engine, self._fallback())
+                    self.progress.log.write(self.state.step, finished=now())
         except DeviceError as error:
             raise DeviceError(f"{error}\n{self._fallback()}") from error
         except OSError as error:  # most likely a full disk; earlier checkpoints are intact
@@ -89,25 +94,37 @@ class Trainer:
         kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
         log = MetricsLog(folder / METRICS_FILE, self.state.step or None, loggers)
-        if not self.state.step:
-            log.write(0, plan=self.plan, total_steps=total)
+        start = {"started": now()} if self.state.step else {"plan": self.plan, "total_steps": total, "started": now()}
+        log.write(self.state.step, **start)
         self.base = base_loss(folder / METRICS_FILE)
-        progress = Progress(log, total, self.state.step)
+        progress = Progress(log, total, self.state.step, evaluations_left=self._evaluations_left)
+        if why_over(self.run, self.state):
+            progress.message("already finished; saving and checking its adapter again")
         notes = [f"resumed run will not be bit-identical: {note}" for note in self.notes]
         for note in filter(None, kept + notes):
             progress.message(f"note: {note}")
         return progress
 
     def _loop(self, interrupts: Interrupts) -> None:
-        if not self.state.step and self.evaluates:
-            self._evaluate_base()
+        self.evaluator = Evaluator(self.run, self.engine, self.samples, self.progress, interrupts)
+        with suppress(Stopped):
+            if not self.state.step and self.evaluates:
+                self._evaluate_base()
+            if self.state.evaluation_due:
+                self._evaluate()
+                self._save()
+            self._steps(interrupts)
+        if self.state.step and (self.saved is None or self.saved.name != checkpoint_name(self.state.step)):
+            self._save()
+
+    def _steps(self, interrupts: Interrupts) -> None:
         with Prefetch(self.run.batches.step_batches(self.state.data)) as batches:
             while not self._finished():
-                self._step(next(batches))
+                with self.progress.waiting():
+                    batch = next(batches)
+                self._step(batch)
                 if self._signal(interrupts):
                     break
-        if self.saved is None or self.saved.name != checkpoint_name(self.state.step):
-            self._save()
 
     def _finished(self) -> bool:
         return why_over(self.run, self.state) is not None
@@ -132,11 +149,19 @@ class Trainer:
         if divisor and (state.step == 1 or self._due(self.config.logging_steps)):
             self._log(lr, divisor)
         epoch_ends = batch.ends_epoch or state.step == self.run.schedule.total_steps
-        by_epoch = epoch_ends and self.config.eval_steps is None
-        improved = self.evaluates and (by_epoch or self._due(self.config.eval_steps)) and self._evaluate()
-        overdue = state.step // self.config.save_steps > self.saved_at // self.config.save_steps
-        if improved or ((overdue or (self.evaluates and by_epoch)) and self._going_well()):
+        by_epoch = self.evaluates and epoch_ends and self.config.eval_steps is None
+        improved = (by_epoch or self.evaluates and self._due(self.config.eval_steps)) and self._evaluate()
+        overdue = by_epoch or state.step // self.config.save_steps > self.saved_at // self.config.save_steps
+        if improved or (overdue and self._going_well()):
             self._save()
+
+    def _evaluations_left(self) -> int:
+        """Evaluations that are still to come, by the epochs so far where they are not counted in steps."""
+        step, total = self.state.step, self.run.schedule.total_steps
+        if not self.evaluates or not step:
+            return 0
+        every = self.config.eval_steps or step / self.run.batches.epochs(self.state.data)
+        return math.ceil(total / every) - math.floor(step / every)
 
     def _due(self, every: int | None) -> bool:
         """Whether this step is a multiple of `every`, or the last one."""
@@ -203,26 +228,26 @@ class Trainer:
         self.work, self.since = 0.0, now
 
     def _evaluate(self) -> bool:
-        """Log held-out loss and sample answers. Returns whether the loss is the best so far."""
-        with self.progress.paused():
-            self._drain()
-            if self.samples.prompts:
-                self.progress.log.write(self.state.step, samples=self.samples.answers())
-            held_out = self.run.data.validation
-            result = evaluate_source(self.engine, held_out) if held_out is not None else None
+        """Log held-out loss and sample answers. Returns whether the loss is the best so far. Raises Stopped, and the
+        evaluation stays due, after a signal."""
+        self._drain()
+        self.state.evaluation_due = True
+        samples, held_out = self.evaluator.measure()
+        self.state.evaluation_due = False
         self.work, self.since = 0.0, time.perf_counter()
-        return result is not None and self._record_evaluation(result)
+        if samples is not None:
+            self.progress.log.write(self.state.step, samples=samples)
+        return held_out is not None and self._record_evaluation(held_out)
 
     def _evaluate_base(self) -> None:
         """Log held-out loss and sample answers of the base model, as a baseline for all evaluations."""
-        with self.progress.paused():
-            if self.samples.prompts:
-                self.progress.log.write(0, base_samples=self.samples.base_answers())
-            if self.run.data.validation is not None:
-                loss = evaluate_source(self.engine, self.run.data.validation, adapter=False).loss
-                self.base = loss
-                self.progress.log.write(0, base_eval_loss=loss)
-                self.progress.message(f"before: held-out loss {loss:.4f}")
+        samples, held_out = self.evaluator.measure(base=True)
+        if samples is not None:
+            self.progress.log.write(0, base_samples=samples)
+        if held_out is not None:
+            self.base = held_out.loss
+            self.progress.log.write(0, base_eval_loss=held_out.loss)
+            self.progress.message(f"before: held-out loss {held_out.loss:.4f}")
         self.since = time.perf_counter()
 
     def _record_evaluation(self, result: Evaluation) -> bool:
@@ -248,7 +273,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint and prune old ones. Raises CheckFailed, and touches nothing, if the model is broken."""
-        with self.progress.paused():
+        with self.progress.paused(SAVING), busy("saving a checkpoint"):
             well = self._going_well()
             _, finite = try_out(self.run, self.engine)
             if not all(fine for (fine,) in self.exchange.gather((int(finite),))):
@@ -288,5 +313,6 @@ class Trainer:
             print(text, file=sys.stderr, flush=True)
 
     def _interrupted(self, signum: int) -> int:
-        self.progress.message(f"stopped after step {self.state.step}, saved {self.saved}; --resume continues")
+        done = f"stopped after step {self.state.step}, saved {self.saved}; --resume continues"
+        self.progress.message(done if self.state.step else "stopped before step 1; --resume starts again")
         return exit_code(signum)

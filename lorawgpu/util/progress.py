@@ -1,30 +1,76 @@
-"""Showing how far a long task is."""
+"""Showing what a long task does and how far it is, on stderr."""
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from lorawgpu.util.duration import duration
+
 INTERVAL = 5.0  # seconds between two lines where there is no terminal
-DELAY = 2.0  # seconds before a bar appears
+DELAY = 2.0  # seconds before a bar, or what is being done, appears
+REMINDER = 30.0  # seconds between lines of a task of unknown length
+SIZE = os.terminal_size((80, 24))  # of a terminal that does not tell its own
+
+
+def bar(stream, **options) -> tqdm:
+    """A tqdm bar, disabled unless the stream is a terminal. Some terminals say that they have no columns and no lines,
+    where tqdm would show nothing."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError, AttributeError):  # not a terminal of the system
+        size = SIZE
+    known = {"dynamic_ncols": True} if all(size) else {"ncols": SIZE.columns, "nrows": SIZE.lines}
+    return tqdm(file=stream, disable=not stream.isatty(), **known, **options)
 
 
 @contextmanager
-def progress(total: int, what: str, unit: str) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the amount done, of `total`. A bar on a terminal, else a line every few seconds;
-    nothing if it is quick."""
+def progress(total: int | None, what: str, unit: str) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the amount done, of `total` (None: unknown).
+
+    A bar on a terminal, else a line every few seconds; nothing if it is quick.
+    """
     done, printed = 0, time.perf_counter()
-    with tqdm(total=total, unit=unit, unit_scale=True, desc=what, disable=None, delay=DELAY) as bar:
+    with bar(sys.stderr, total=total, unit=unit, unit_scale=True, desc=what, delay=DELAY) as shown:
 
         def advance(size: int) -> None:
             nonlocal done, printed
-            bar.update(size)
+            shown.update(size)
             done += size
-            if bar.disable and time.perf_counter() - printed >= INTERVAL:
+            if shown.disable and time.perf_counter() - printed >= INTERVAL:
                 printed = time.perf_counter()
-                part = min(1.0, done / max(1, total))
-                print(f"{what}: {part:.0%} of {tqdm.format_sizeof(total, unit)}", file=sys.stderr, flush=True)
+                part = f"{done:,}{unit}" if total is None else f"{min(1.0, done / max(1, total)):.0%} of "
+                size = " so far" if total is None else tqdm.format_sizeof(total, unit)
+                print(f"{what}: {part}{size}", file=sys.stderr, flush=True)
 
         yield advance
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Say on stderr what is being done if it takes longer than a moment, and again every while, with the time so far.
+
+    For work that cannot tell how far it is.
+    """
+    since, over = time.perf_counter(), threading.Event()
+
+    def remind() -> None:
+        wait, stream = DELAY, sys.stderr
+        while not over.wait(wait):
+            passed = time.perf_counter() - since
+            text = what + (f": {duration(passed)} so far" if wait > DELAY else " ...")
+            tqdm.write(text, file=stream)  # above a bar that may be shown
+            stream.flush()
+            wait = REMINDER
+
+    thread = threading.Thread(target=remind, daemon=True, name="busy")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
