@@ -190,7 +190,7 @@ def test_a_model_is_optional(tmp_path, capsys):
     settings = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": None}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     assert export("--adapter", adapter, "--to", "gguf", "--out", tmp_path / "g") == 2
-    assert "names no base model, and this export needs one" in capsys.readouterr().err
+    assert "names no base model; pass it with --model" in capsys.readouterr().err
     code = "import sys, lorawgpu.export.__main__; sys.exit('wgpu' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

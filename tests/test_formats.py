@@ -55,10 +55,46 @@ def test_detected_by_keys(record, kind):
 def test_ambiguous_and_unknown_keys_are_named():
     with pytest.raises(BadLine, match=r"data.jsonl, line 3: .*several formats \(alpaca, text\).* `type:`"):
         detect_type({"instruction": "", "output": "", "text": ""}, SOURCE)
-    with pytest.raises(BadLine, match="line 3: .* these keys: `question`, `answer`; .* chat: messages"):
-        detect_type({"question": "", "answer": ""}, SOURCE)
+    for record, advice in {
+        ("frage", "antwort"): "rename `frage` to `instruction` and `antwort` to `output`",
+        ("question", "antwort"): "rename `question` to `instruction` and `antwort` to `output`",
+        ("question", "answer", "response"): "rename `question` to `instruction` and `answer` or `response` to `output`",
+        ("a", "b", "c"): "rename `...` to `instruction` and `...` to `output`",
+    }.items():
+        with pytest.raises(BadLine, match=rf"line 3: .* these keys: `{record[0]}`, .* chat: messages.* {advice}$"):
+            detect_type(dict.fromkeys(record, "x"), SOURCE)
     with pytest.raises(BadLine, match="line 3: a record of type chat needs the key `messages`; it has `text`"):
         to_example("chat", {"text": ""}, SOURCE)
+
+
+USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+BRIEF = {"role": "system", "content": "Be brief."}
+SPOKEN = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"question": "Hi", "answer": "Yes", "id": 1}, [USER, ANSWER]),  # GSM8K
+        ({"instruction": "Hi", "response": "Yes", "category": "qa", "context": ""}, [USER, ANSWER]),  # Dolly
+        ({"prompt": "Hi", "response": "Yes"}, [USER, ANSWER]),
+        ({"system_prompt": "Be brief.", "question": "Hi", "response": "Yes"}, [BRIEF, USER, ANSWER]),  # OpenOrca
+        ({"query": "Hi", "response": "Yes", "type": "GSM"}, [USER, ANSWER]),  # MetaMath
+        ({"input": "Hi", "output": "Yes"}, [USER, ANSWER]),
+        ({"problem": "Hi", "solution": "Yes"}, [USER, ANSWER]),
+        ({"conversation": SPOKEN}, [USER, ANSWER]),
+        ({"dialogue": [USER, ANSWER], "system": "Be brief."}, [BRIEF, USER, ANSWER]),
+        ({"messages": SPOKEN}, [USER, ANSWER]),
+    ],
+)
+def test_other_names_of_fields_give_the_same_chat(record, messages):
+    assert example(record) == Chat(messages, [None] * len(messages))
+
+
+def test_the_context_of_a_question_follows_it_as_an_input_does():
+    context = {"instruction": "Sum up.", "context": "Long text", "response": "Yes"}
+    assert example(context) == example({"instruction": "Sum up.", "input": "Long text", "output": "Yes"})
+    assert example({"question": "Sum up.", "input": "Long text", "answer": "Yes"}) == example(context)
 
 
 def test_types_of_other_tools_and_typos():
@@ -175,7 +211,9 @@ def test_text_parts_are_joined():
         ({"messages": "Hi"}, "`messages` must be a list, got str"),
         ({"messages": []}, "`messages` is empty"),
         ({"messages": ["Hi"]}, r"messages\[0\] must be an object with `role` and `content`"),
-        ({"messages": [{"from": "human", "value": "Hi"}]}, "rename .* `conversations`"),
+        ({"messages": [{"from": "me", "value": "Hi"}]}, r"messages\[0\]: `from` must be one of .* got 'me'"),
+        ({"question": "x", "answer": None}, "`answer` must be a string, got nothing"),
+        ({"dialogue": ["Hi"]}, r"dialogue\[0\] must be an object"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only parts of type text .* 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a string in `text`"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "only parts of type text"),

@@ -116,3 +116,14 @@ def test_what_needs_held_out_data_may_find_it_in_a_folder(tmp_path):
         prepare(load_config(config))
     write_data(folder / "valid.jsonl", samples=3, seed=9)
     assert len(prepare(load_config(config)).data.validation) == 3
+
+
+def test_what_was_recognized_by_other_names_is_said(tmp_path):
+    spec = write_lines(tmp_path / "a.jsonl", {"question": "Hi", "answer": "Yes"})
+    same = write_lines(tmp_path / "b.jsonl", {"instruction": "Hi", "output": "Yes"})
+    data, plain = load([spec], loading(), 0, seed=0), load([same], loading(), 0, seed=0)
+    assert data.notes == [f"{spec.path}: `question` is the user's turn, `answer` the assistant's"] and not plain.notes
+    assert ids_of(data.train[0]) == ids_of(plain.train[0])
+    spoken = write_lines(tmp_path / "c.jsonl", {"dialog": [{"role": "user", "content": "Hi"},
+                                                           {"role": "assistant", "content": "Yes"}]})  # fmt: skip
+    assert load([spoken], loading(), 0, seed=0).notes == [f"{spoken.path}: `dialog` is read as `conversations`"]

@@ -18,6 +18,7 @@ from lorawgpu.data import token_store as cache
 from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import CorruptStore
 from lorawgpu.data.encode import Encoder, EncodeSettings
+from lorawgpu.data.field_names import described
 from lorawgpu.data.file_notes import left_out, read_twice
 from lorawgpu.data.find_files import files_to_evaluate, files_to_train
 from lorawgpu.data.formats import SourceLine, check_type, detect_type
@@ -101,7 +102,8 @@ def load(
         counts += Counts(-len(validation), -int(validation.lengths.sum()), -int(targets))
     files = {name: digest for store in stores + val_stores for name, digest in store.files.items()}
     asked = [(spec.path, f) for spec, f in [*zip(specs, found, strict=True), *held_out]]
-    notes = left_out(asked, files) + read_twice(stores, val_stores)
+    read_as = [f"{s.path}: {text}" for s, st in zip(specs, stores, strict=True) if (text := described(st.kind))]
+    notes = read_as + left_out(asked, files) + read_twice(stores, val_stores)
     return Data(train, [s.weight for s in specs], validation, stores, counts, key, files, notes)
 
 
@@ -124,6 +126,7 @@ def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path]) -
     kind, first = (declared, None) if declared else _detect_type(files, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
     store = _stored(_digests(files), kind, encoder, loading)
+    store.kind = kind
     if not len(store):
         c, limit = store.counts, loading.settings.sequence_len
         why = f"samples dropped (longer than sequence_len {limit})"

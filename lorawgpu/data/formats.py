@@ -10,6 +10,8 @@
 | `text` | `text` | Text |
 | `pretokenized` | `input_ids` (`labels`, `attention_mask`) | Tokens |
 
+Other names of these keys are recognized where they are clear: see `field_names`.
+
 The pieces of a Text (`prompt` and `completion`, or `segments`) are joined before they are tokenized. A token that spans
 trained and untrained text is trained, and counted (`Counts.boundary_tokens`). The first token of a sample is never a
 target, whatever its piece says.
@@ -18,8 +20,10 @@ target, whatever its piece says.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from lorawgpu.data.batching import IGNORE
+from lorawgpu.data.field_names import ALPACA, CONVERSATIONS, Fields, candidates, fields_of, other_type
 from lorawgpu.data.read_files import bad_line
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief
@@ -71,6 +75,8 @@ def detect_type(record: dict, source: SourceLine) -> str:
     found = [name for name, (keys, _) in FORMATS.items() if all(key in record for key in keys)]
     if len(found) == 1:
         return found[0]
+    if not found and (kind := other_type(record)):
+        return kind
     have = ", ".join(f"`{key}`" for key in record) or "none"
     if found:
         what = (
@@ -79,8 +85,18 @@ def detect_type(record: dict, source: SourceLine) -> str:
         )
     else:
         known = "; ".join(f"{name}: {' + '.join(keys)}" for name, (keys, _) in FORMATS.items())
-        what = f"no known format has these keys: {have}; wanted one of {known}"
+        what = f"no known format has these keys: {have}; wanted one of {known}. {_which_is_what(record)}"
     raise bad_line(*source, what)
+
+
+def _which_is_what(record: dict) -> str:
+    """How to name the keys of a question and its answer, as far as they are known."""
+    questions, answers = candidates(record)
+    texts = [key for key, value in record.items() if isinstance(value, str)]
+    question, answer = "` or `".join(questions) or "...", "` or `".join(answers) or "..."
+    if not (questions and answers) and len(texts) == 2:
+        question, answer = (questions or texts)[0], (answers or texts)[-1]
+    return f"For a question and its answer, rename `{question}` to `instruction` and `{answer}` to `output`"
 
 
 def check_type(name: str) -> str:
@@ -98,7 +114,7 @@ def to_example(kind: str, record: dict, source: SourceLine, first: SourceLine | 
 
     `first`: the record that the type was detected from, None if it was declared.
     """
-    keys, convert = FORMATS[kind]
+    keys, convert = FORMATS.get(kind) or _by_other_names(kind)
     for key in keys:
         if key not in record:
             have = ", ".join(f"`{k}`" for k in record)
@@ -116,35 +132,44 @@ def _chat(record: dict, source: SourceLine) -> Chat:
     return _messages(record["messages"], source, "messages", _tools(record, source))
 
 
-def _conversations(record: dict, source: SourceLine) -> Chat:
-    turns = _list(record["conversations"], source, "conversations")
+def _by_other_names(kind: str) -> tuple[tuple[str, ...], Callable[[dict, SourceLine], Example]]:
+    """The entry of FORMATS for a type of `other_type`."""
+    if kind in CONVERSATIONS:
+        return (kind,), partial(_conversations, key=kind)
+    return tuple(kind.split("/")), lambda record, source: _alpaca(record, source, fields_of(kind, record))
+
+
+def _conversations(record: dict, source: SourceLine, key: str = "conversations") -> Chat:
+    turns = _list(record[key], source, key)
     messages = []
     if record.get("system"):
         messages.append({"role": "system", "content": _string(record["system"], source, "system")})
     for number, turn in enumerate(turns):
-        where = f"conversations[{number}]"
+        where = f"{key}[{number}]"
         if not isinstance(turn, dict):
             raise bad_line(*source, f"{where} must be an object", turn)
-        if "role" in turn:
-            messages.append(turn)
-            continue
-        speaker = turn.get("from")
-        if not isinstance(speaker, str) or speaker not in SPEAKERS:
-            raise bad_line(*source, f"{where}: `from` must be one of {', '.join(SPEAKERS)}, got {brief(speaker)}")
-        rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
-        messages.append({"role": SPEAKERS[speaker], "content": turn.get("value"), **rest})
-    return _messages(messages, source, "conversations", _tools(record, source))
+        messages.append(turn if "role" in turn else _spoken(turn, source, where))
+    return _messages(messages, source, key, _tools(record, source))
 
 
-def _alpaca(record: dict, source: SourceLine) -> Chat:
+def _spoken(turn: dict, source: SourceLine, where: str) -> dict:
+    """A turn with `from` and `value` as a message."""
+    speaker = turn.get("from")
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+        raise bad_line(*source, f"{where}: `from` must be one of {', '.join(SPEAKERS)}, got {brief(speaker)}")
+    rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
+    return {"role": SPEAKERS[speaker], "content": turn.get("value"), **rest}
+
+
+def _alpaca(record: dict, source: SourceLine, keys: Fields = ALPACA) -> Chat:
     """`input` follows the instruction after a blank line; the alpaca template gets both separately as well."""
-    instruction = _string(record["instruction"], source, "instruction")
-    given = _string(record.get("input") or "", source, "input")
-    system = _string(record.get("system") or "", source, "system")
+    instruction = _string(record[keys.question], source, keys.question)
+    given = _string(record.get(keys.context) or "", source, keys.context)
+    system = _string(record.get(keys.system) or "", source, keys.system)
     user = {"role": "user", "content": f"{instruction}\n\n{given}" if given else instruction}
     if given:
         user |= {"instruction": instruction, "input": given}
-    answer = {"role": "assistant", "content": _string(record["output"], source, "output")}
+    answer = {"role": "assistant", "content": _string(record[keys.answer], source, keys.answer)}
     messages = [{"role": "system", "content": system}] if system else []
     return Chat([*messages, user, answer], [None] * (len(messages) + 2))
 
@@ -219,7 +244,7 @@ def _messages(value: object, source: SourceLine, key: str, tools: list[dict] | N
         if not isinstance(message, dict):
             raise bad_line(*source, f"{where} must be an object with `role` and `content`", message)
         if "role" not in message and "from" in message:
-            raise bad_line(*source, f"{where} has `from` and `value`; rename the key `{key}` to `conversations`")
+            message = _spoken(message, source, where)
         if message.get("role") not in ROLES:
             got = brief(message.get("role"))
             raise bad_line(*source, f"{where}: `role` must be one of {', '.join(ROLES)}, got {got}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lorawgpu.data.compressed import COMPRESSED, MAX_EXPANSION, bomb, limit, open_bytes, read_whole
+from lorawgpu.data.field_names import CONVERSATIONS
 from lorawgpu.errors import UserError
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
@@ -225,13 +226,16 @@ def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
 
 
+_LISTS = {"messages", "conversations", "segments", "input_ids", "labels", "tools", *CONVERSATIONS}  # as JSON in a cell
+
+
 def _cells(record: dict) -> dict:
     """A table row without its null cells, and with cells of JSON lists parsed."""
     out = {}
     for key, value in record.items():
         if value is None:
             continue
-        if isinstance(value, str) and key in ("messages", "conversations", "segments", "input_ids", "labels", "tools"):
+        if isinstance(value, str) and key in _LISTS:
             try:
                 value = json.loads(value)
             except json.JSONDecodeError:

@@ -64,6 +64,8 @@ class TokenStore:
     by content alone. Raises CorruptStore if the files do not match their checksums.
     """
 
+    kind = ""  # the type of its records, if the reader says it
+
     def __init__(self, folder: Path, files: dict[str, str], keep: object = None):
         self.folder, self.files, self._names = folder, files, list(files)
         self._keep = keep  # keeps a temporary folder alive

@@ -50,9 +50,8 @@ class TrainerState:
             "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.steps},
             "best": self.best,
             "evaluations_since_best": self.evals_since_best,
-            "evaluation_due": self.evaluation_due,
             "metrics": self.metrics,
-        }
+        } | ({"evaluation_due": True} if self.evaluation_due else {})
 
     @staticmethod
     def from_json(state: dict) -> "TrainerState":
@@ -64,7 +63,7 @@ class TrainerState:
             StepState(False, bad["run"], bad["total"], None, bad["windows"]),
             state["best"],
             state["evaluations_since_best"],
-            bool(state.get("evaluation_due")),  # checkpoints of version 0.1.0 do not have it
+            bool(state.get("evaluation_due")),
             state["metrics"],
         )
 

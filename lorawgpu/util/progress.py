@@ -43,11 +43,15 @@ def progress(total: int | None, what: str, unit: str) -> Iterator[Callable[[int]
             done += size
             if shown.disable and time.perf_counter() - printed >= INTERVAL:
                 printed = time.perf_counter()
-                part = f"{done:,}{unit}" if total is None else f"{min(1.0, done / max(1, total)):.0%} of "
-                size = " so far" if total is None else tqdm.format_sizeof(total, unit)
+                part = "" if total is None else f"{min(1.0, done / max(1, total)):.0%} of "
+                size = f"{_size(done, unit)} so far" if total is None else _size(total, unit)
                 print(f"{what}: {part}{size}", file=sys.stderr, flush=True)
 
         yield advance
+
+
+def _size(amount: int, unit: str) -> str:
+    return f"{amount}{unit}" if amount < 1000 else tqdm.format_sizeof(amount, unit)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ RECORDS = {
     "messages of text": (line(messages="hi"), "`messages` must be a list, got str"),
     "no messages": (line(messages=[]), "`messages` is empty"),
     "a message of text": (line(messages=["hi"]), "messages[0] must be an object with `role` and `content`"),
-    "a message of ShareGPT": (turn(**{"from": "gpt", "value": "a"}), "rename the key `messages` to `conversations`"),
+    "a message of a stranger": (turn(**{"from": "narrator", "value": "a"}), "messages[1]: `from` must be one of"),
     "an unknown role": (turn(role="narrator", content="a"), "messages[1]: `role` must be one of system, develo"),
     "content of a number": (turn(role="user", content=7), "`content` must be a string, got int"),
     "no content": (turn(role="assistant"), "`content` must be a string, got nothing"),
