@@ -52,9 +52,15 @@ def _open_locked(folder: Path) -> int | None:
     path = folder / LOCK_FILE
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except FileNotFoundError:
         return None
+    except OSError:
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: is a link, which a lock file never is; remove it, or choose another folder"
+            ) from None
+        raise
     try:
         _lock(handle)
         if os.path.samestat(os.fstat(handle), os.stat(path)):
