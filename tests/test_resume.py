@@ -156,8 +156,26 @@ def test_a_checkpoint_keeps_its_keys():
         "best": None,
         "evaluations_since_best": 0,
         "metrics": {"loss": 2.5},
+        "logged": 12,
     }
     assert TrainerState.from_json(stored).to_json() == stored
+
+
+def test_metrics_that_were_lost_are_said(tmp_path, capsys, runs):
+    """The file was emptied, or cut."""
+    config = everything(tmp_path, "a")
+    runs.trainer(config, kind=stopping_at(4)).train()
+    file = tmp_path / "a" / "out" / "metrics.jsonl"
+    whole, lines = file.read_bytes(), file.read_bytes().splitlines(keepends=True)
+    capsys.readouterr()
+    for kept in (0, 1, len(lines) - 1):
+        file.write_bytes(b"".join(lines[:kept]))
+        runs.trainer(config, "auto")._open_progress(file.parent).close()
+        gone = f"{file}: {len(lines) - kept} of the {len(lines)} records up to step 4 are gone"
+        assert gone in capsys.readouterr().err
+    file.write_bytes(whole)
+    runs.trainer(config, "auto")._open_progress(file.parent).close()
+    assert "are gone" not in capsys.readouterr().err and file.read_bytes() == whole
 
 
 def test_auto_without_a_checkpoint_starts_a_new_run_and_says_so(tmp_path, capsys, train_main):

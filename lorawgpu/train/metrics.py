@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,14 +27,20 @@ class MetricsLog:
         self.loggers = loggers
         kept = [] if resume_step is None else [r for r in read_metrics(path) if r["step"] <= resume_step]
         replace_file(path, b"".join(_line(record) for record in kept))
+        self.records = len(kept)  # in the file
         self._file = open(path, "ab")
 
     def write(self, step: int, **values: Any) -> None:
         self._file.write(_line({"step": step} | values))
         self._file.flush()
+        self.records += 1
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         for logger in self.loggers:
             logger.write(step, numbers)
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut, as the checkpoint that follows does."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -45,9 +52,12 @@ class NoLog(MetricsLog):
     """The log of a process that does not lead: it discards everything."""
 
     def __init__(self):
-        pass
+        self.records = 0
 
     def write(self, step: int, **values: Any) -> None:
+        pass
+
+    def sync(self) -> None:
         pass
 
     def close(self) -> None:

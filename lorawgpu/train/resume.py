@@ -35,7 +35,8 @@ class TrainerState:
     bad: StepState = GOOD  # as of the last report
     best: dict | None = None  # {"step", "loss"} of the best evaluation
     evals_since_best: int = 0
-    metrics: dict = field(default_factory=dict)  # as last logged
+    metrics: dict = field(default_factory=dict)  # as last logged; None for a value that is not finite
+    logged: int = 0  # records in the metrics file
 
     def to_json(self) -> dict:
         """The keys are part of the checkpoint format; a change of them is another FORMAT."""
@@ -49,6 +50,7 @@ class TrainerState:
             "best": self.best,
             "evaluations_since_best": self.evals_since_best,
             "metrics": self.metrics,
+            "logged": self.logged,
         }
 
     @staticmethod
@@ -62,6 +64,7 @@ class TrainerState:
             state["best"],
             state["evaluations_since_best"],
             state["metrics"],
+            state["logged"],
         )
 
 

@@ -177,6 +177,11 @@ def prepare(
     )
     batches = Batches(data.train, settings, data.weights)
     schedule = schedule_of(config, total_steps(config, batches))
+    if config.warmup_steps > schedule.total_steps:
+        raise UserError(
+            f"warmup_steps {config.warmup_steps} is more than the {schedule.total_steps} steps of this run: the warmup "
+            "would never end; lower warmup_steps, or raise num_epochs"
+        )
     digest = Later(partial(model_digest, checkpoint))
     return Run(config, checkpoint, text, data, batches, schedule, lora, start, longest, digest)
 
