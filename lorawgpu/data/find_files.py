@@ -10,6 +10,7 @@ from lorawgpu.data.read_files import SUFFIXES, data_suffix
 from lorawgpu.data.splits import TRAIN, Files, evaluation_files, split_of, training_files
 from lorawgpu.errors import UserError
 from lorawgpu.files.hub import explain_failure
+from lorawgpu.files.paths import expand
 
 BUILTIN = "builtin:"
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -37,7 +38,7 @@ def find_files(path: str) -> list[Path]:
     """
     if path.startswith(BUILTIN):
         return [_built_in(path.removeprefix(BUILTIN))]
-    local = Path(path).expanduser()
+    local = expand(path)
     if local.is_file():
         data_suffix(local)
         return [local]

@@ -11,9 +11,8 @@ from lorawgpu.errors import UserError
 from lorawgpu.export.effect import WeightChange, effect_of
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.hub import is_hub_name
-from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
-from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.generate.prompts import Prompts, template_for
+from lorawgpu.lora.base_name import named_base
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
@@ -76,8 +75,7 @@ def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSou
     """
     folder = Path(adapter)
     lora, tensors = read_adapter(folder)
-    named = read_json_object(folder / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
-    named = named if isinstance(named, str) else ""
+    named = named_base(folder)
     if model is None and needs_model:
         model = named
         if not named:

@@ -29,13 +29,15 @@ def _piece(path: Path, start: int) -> bytes:
         return hashlib.sha256(file.read(PIECE)).digest()
 
 
-def remembered_digest(path: Path, cache: Path) -> str:
+def remembered_digest(path: Path, cache: Path | None) -> str:
     """`whole_digest`, from `digests.json` in the folder `cache` if the file has not changed since it was computed.
 
     Changed means another size, inode, or time of the last change; the system sets that time, so a tool that puts back
     the modification time does not hide a change. OSError if the file cannot be read; a cache that cannot be written is
-    not used.
+    not used, and None is none.
     """
+    if cache is None:
+        return whole_digest(path)
     key, seen = str(path.resolve()), _state(path)
     remembered = _remembered(cache)
     entry = remembered.get(key)

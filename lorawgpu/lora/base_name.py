@@ -22,12 +22,19 @@ def note_other_base(adapter: str | Path, model: str) -> None:
 
     UserError if that file cannot be read.
     """
-    base = read_json_object(Path(adapter) / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
-    if not isinstance(base, str) or len(base) > _MAX_NAME:
-        return
+    base = named_base(Path(adapter))
     wanted, got = plain_name(base), plain_name(model)
     if wanted and got and wanted != got:
         print(f"note: the adapter {adapter} was trained on {brief(base)}; this model is {model}", file=sys.stderr)
+
+
+def named_base(adapter: Path) -> str:
+    """The base model that an adapter's `adapter_config.json` names; "" if none, or a name that no model has.
+
+    UserError if that file cannot be read.
+    """
+    base = read_json_object(adapter / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
+    return base if isinstance(base, str) and len(base) <= _MAX_NAME and base.isprintable() else ""
 
 
 def plain_name(name: str) -> str:

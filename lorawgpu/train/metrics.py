@@ -12,8 +12,14 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lorawgpu.errors import UserError
 from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.untrusted import read_bytes
 from lorawgpu.train.loggers import Logger
+
+MAX_METRICS = 1 << 30  # bytes: a million steps, all logged, take a quarter of it
+MAX_BAD_LINES = 1000
+MAX_STEP = 10**12
 
 
 class MetricsLog:
@@ -65,15 +71,20 @@ class NoLog(MetricsLog):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file, also of a running or killed run; empty if there is no file."""
-    records = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    """The records of a metrics file, also of a running or killed run; empty if there is no file.
+
+    UserError if it is too large, or for the most part no file of records.
+    """
+    records, bad = [], 0
+    for line in read_bytes(path, MAX_METRICS).splitlines() if path.is_file() else []:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):  # a line that was being written, or a line of another program
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            record = None
+        if isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] <= MAX_STEP:
             records.append(record)
+        elif (bad := bad + 1) > MAX_BAD_LINES:
+            raise UserError(f"{path}: more than {MAX_BAD_LINES:,} of its lines are no records of a run")
     return records
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from lorawgpu.errors import UserError
 from lorawgpu.files.atomic import replace_file, sweep_marked
 from lorawgpu.files.lock import only_run_in
+from lorawgpu.files.paths import expand
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, METRICS_FILE, REPORT_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.train.checkpoint import list_checkpoints, newest_checkpoint, restore_replaced
 
@@ -45,7 +46,7 @@ def checkpoint_to_resume(run_folder: Path, choice: str | None, config_path: Path
         raise UserError(reason)
     if choice is None:
         return None
-    path = Path(choice).expanduser().absolute()
+    path = expand(choice).absolute()
     if choice == "auto" or path.resolve() == run_folder.resolve():
         return _newest(run_folder)
     if not path.exists():
