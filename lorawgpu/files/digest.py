@@ -10,7 +10,7 @@ from pathlib import Path
 from lorawgpu.errors import UserError
 from lorawgpu.files.atomic import replace_file
 from lorawgpu.files.untrusted import read_json_object
-from lorawgpu.util.threads import in_order
+from lorawgpu.util.threads import InOrder
 
 PIECE = 64 << 20
 MEMORY_FILE = "digests.json"
@@ -19,8 +19,11 @@ MAX_REMEMBERED = 1000
 
 def whole_digest(path: Path) -> str:
     """SHA-256 of the SHA-256 of each 64 MiB piece of a file, computed in threads. OSError if it cannot be read."""
-    starts = range(0, path.stat().st_size, PIECE)
-    return hashlib.sha256(b"".join(in_order(partial(_piece, path, start) for start in starts))).hexdigest()
+    whole = hashlib.sha256()
+    with InOrder() as pieces:
+        for start in range(0, path.stat().st_size, PIECE):
+            pieces.put(partial(_piece, path, start), whole.update)
+    return whole.hexdigest()
 
 
 def _piece(path: Path, start: int) -> bytes:
