@@ -136,7 +136,7 @@ def load_data(
     )
 
     def specs(sets):
-        return [DatasetSpec(d.path, d.type, d.weight) for d in sets]
+        return [DatasetSpec(d.path, d.type, d.weight, d.split) for d in sets]
 
     try:
         return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
