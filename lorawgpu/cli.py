@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
 def main_of(run: Callable[[list[str]], int | None]) -> Callable[[Sequence[str] | None], int]:
     """The `main` of a command: calls `run(argv)` and turns exceptions into `error: ...` on stderr and an exit code.
 
-    0: done (or the value that `run` returns); 1: CheckFailed; 2: UserError, or a file that cannot be read or written;
+    0: done (or the value that `run` returns); 1: CheckFailed; 2: UserError, a file that cannot be read or written, or
+    not enough memory;
     3: DeviceError; 130: Ctrl-C. Anything else is a bug and keeps its traceback.
     """
 
@@ -63,6 +64,9 @@ def _code_of(run: Callable[[list[str]], int | None], argv: list[str]) -> int:
             return 0  # `lorawgpu generate ... | head`: not an error
         print(f"error: {name}: {error.strerror}" if name else f"error: {error}", file=sys.stderr)
         return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+    except MemoryError as error:
+        print(f"error: not enough memory: {str(error) or 'Python could not get more'}", file=sys.stderr)
+        return EXIT_CODES[UserError]
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -151,6 +151,8 @@ def test_all_three_dtypes_are_widened_exactly(folder, dtype):
         ({"target_modules": ["q_proj"]}, "mlp.down_proj.lora_A.weight' does not belong to a target module"),
         ({"target_modules": ["q_proj", "down_proj", "v_proj"]}, "v_proj.lora_A.weight (and 5 more) is missing"),
         ({"rank_pattern": [1]}, "rank_pattern is [1]; wanted an object"),
+        ({"rank_pattern": {f"layers.{n}.q_proj": 2 for n in range(3000)}}, "rank_pattern has 3,000 patterns; at most"),
+        ({"rank_pattern": {"(?i)Q_PROJ": 2}}, "is not a valid regular expression: global flags"),
         ({"rank_pattern": {"q_proj": 0}}, "q_proj is 0; wanted a positive whole number"),
         ({"rank_pattern": {"q_proj": 3}}, "wanted [3, 24] for this base model"),
         ({"alpha_pattern": {"(a+)+b": 1}}, "'(a+)+b' is too complex"),

@@ -1,5 +1,6 @@
 """Checkpoints: exact, complete or absent whatever happens during a save, and the right one is found again."""
 
+import hashlib
 import json
 import os
 import random
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.files.atomic import replace_file
-from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE, WEIGHTS_FILE
+from lorawgpu.files import atomic
+from lorawgpu.files.atomic import marked, replace_file
+from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE, SUMS_FILE, WEIGHTS_FILE
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, tensor_names
 from lorawgpu.train.checkpoint import (
+    FORMAT,
     Snapshot,
     differences,
     list_checkpoints,
@@ -43,7 +46,14 @@ def snapshot(step: int, size: int = 3) -> Snapshot:
         both[a][0, :2] = [1e-45, -0.0]
         return both
 
-    state = {"step": step, "epoch": 0.1 + step / 3, "loss": 1e-300, "identity": {"seed": 1}, "order": [2, 0, 1]}
+    state = {
+        "format": FORMAT,
+        "step": step,
+        "epoch": 0.1 + step / 3,
+        "loss": 1e-300,
+        "identity": {"seed": 1},
+        "order": [2, 0, 1],
+    }
     return Snapshot(LORA, tensors(), tensors(), tensors(), state)
 
 
@@ -58,7 +68,13 @@ def same(one: Snapshot, other: Snapshot) -> bool:
 def test_round_trip_is_exact(tmp_path):
     saved = save_checkpoint(tmp_path / "run", snapshot(12), "owner/base")
     assert saved == tmp_path / "run" / "checkpoint-12" == newest_checkpoint(tmp_path / "run")
-    assert {p.name for p in saved.iterdir()} == {WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE}
+    assert {p.name for p in saved.iterdir()} == {
+        WEIGHTS_FILE,
+        ADAPTER_CONFIG_FILE,
+        OPTIMIZER_FILE,
+        STATE_FILE,
+        SUMS_FILE,
+    }
     assert same(load_checkpoint(saved), snapshot(12))
     assert read_adapter(saved)[0] == LORA  # PEFT can load a checkpoint as an adapter
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoint-12"]
@@ -94,10 +110,10 @@ def test_newest_is_by_number_and_skips_damaged_ones(tmp_path, caplog):
         save_checkpoint(tmp_path, snapshot(step), "base")
     (tmp_path / "checkpoint-final").mkdir()
     (tmp_path / "checkpoint-200").mkdir()
-    (tmp_path / ".checkpoint-300.partial").mkdir()
+    marked(tmp_path / "checkpoint-300", "partial").mkdir()
     assert [p.name for p in list_checkpoints(tmp_path)] == [f"checkpoint-{n}" for n in (9, 10, 100, 200)]
     assert newest_checkpoint(tmp_path).name == "checkpoint-100"
-    assert "checkpoint-200" in caplog.text and "no such file" in caplog.text
+    assert f"checkpoint-200: {WEIGHTS_FILE} is missing" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -108,11 +124,12 @@ def test_newest_is_by_number_and_skips_damaged_ones(tmp_path, caplog):
         (OPTIMIZER_FILE, lambda b: None, f"{OPTIMIZER_FILE} is missing"),
         (WEIGHTS_FILE, lambda b: b + b"0", f"{WEIGHTS_FILE} is not the file that was saved"),
         (ADAPTER_CONFIG_FILE, lambda b: b"", f"{ADAPTER_CONFIG_FILE} is not the file that was saved"),
-        (STATE_FILE, lambda b: b[: len(b) // 2], "not valid JSON"),
-        (STATE_FILE, lambda b: b"[]", "wanted a JSON object"),
-        (STATE_FILE, lambda b: b"{}", "not the state of a checkpoint"),
-        (STATE_FILE, lambda b: b.replace(b'"bytes"', b'"size"'), "is not the file that was saved"),
-        (STATE_FILE, lambda b: None, "no such file"),
+        (STATE_FILE, lambda b: b[: len(b) // 2], f"{STATE_FILE} is not the file that was saved"),
+        (STATE_FILE, lambda b: b.replace(b'"seed": 1', b'"seed": 2'), f"{STATE_FILE} is not the file that was saved"),
+        (STATE_FILE, lambda b: None, f"{STATE_FILE} is missing"),
+        (SUMS_FILE, lambda b: b.upper(), "is not the file that was saved"),
+        (SUMS_FILE, lambda b: b + b"\n", f"{SUMS_FILE} is not the file that was saved"),
+        (SUMS_FILE, lambda b: None, f"{SUMS_FILE} is missing"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_and_skipped(tmp_path, caplog, file, damage, words):
@@ -124,6 +141,64 @@ def test_a_damaged_checkpoint_is_refused_and_skipped(tmp_path, caplog, file, dam
         load_checkpoint(tmp_path / "checkpoint-2")
     assert words in str(error.value) and "checkpoint-2" in str(error.value)
     assert newest_checkpoint(tmp_path).name == "checkpoint-1" and words in caplog.text
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
+    """A bit of every byte, each time another one."""
+    path = save_checkpoint(tmp_path, snapshot(1), "base")
+    flips = 0
+    for file in sorted(path.iterdir()):
+        data = file.read_bytes()
+        for place in range(len(data)):
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << place % 8
+            file.write_bytes(flipped)
+            with pytest.raises(UserError, match="is not the file that was saved"):
+                load_checkpoint(path)
+            flips += 1
+        file.write_bytes(data)
+    assert same(load_checkpoint(path), snapshot(1)) and flips > 1500, flips
+
+
+def test_the_sums_are_those_of_sha256sum(tmp_path):
+    path = save_checkpoint(tmp_path, snapshot(1), "base")
+    wanted = [f"{hashlib.sha256((path / n).read_bytes()).hexdigest()}  {n}" for n in
+              (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE)]  # fmt: skip
+    assert (path / SUMS_FILE).read_text().splitlines() == wanted
+
+
+def test_only_what_carries_our_mark_is_swept(tmp_path):
+    """Folders and links of the user, whatever they are called, and what a link leads to."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".checkpoint-3.mine", ".checkpoint-3.partial", ".checkpoint-2.removed", ".checkpoint-1.replaced"):
+        (run / name).mkdir()
+    (run / f".checkpoint-1.{'0' * 16}.partial").symlink_to(outside)
+    (run / f".checkpoint-1.{'1' * 16}.replaced").symlink_to(outside)
+    ours = marked(run / "checkpoint-7", "partial")
+    ours.mkdir()
+    before = set(run.iterdir()) - {ours}
+    for step in (1, 2, 3):
+        save_checkpoint(run, snapshot(step), "base")
+        prune_checkpoints(run, 1)
+    assert set(run.iterdir()) == before | {run / "checkpoint-3"}
+    assert (outside / "file").read_text() == "mine"
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_note(tmp_path, monkeypatch, caplog):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, snapshot(step), "base")
+
+    def refuse(self, target):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    prune_checkpoints(tmp_path, 1)
+    assert "checkpoint-1 cannot be removed: Permission denied" in caplog.text
+    assert newest_checkpoint(tmp_path).name == "checkpoint-2"
 
 
 def test_a_missing_folder(tmp_path):
@@ -285,8 +360,20 @@ def test_a_failing_disk_is_an_error_and_loses_nothing(tmp_path, monkeypatch, cal
                 assert error.errno == 28
         newest = newest_checkpoint(run)
         assert same(load_checkpoint(newest), snapshot(newest.stat() and int(newest.name.split("-")[1])))
-        assert not list(run.glob(".checkpoint-*.partial")), "a full disk must get its space back"
+        assert not list(run.glob(".checkpoint-*")), "a full disk must get its space back"
     assert failed > 0
+
+
+def test_a_link_in_place_of_a_temporary_file_is_never_followed(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".f.partial").symlink_to(victim)
+    monkeypatch.setattr(atomic.secrets, "token_hex", lambda n: "0" * 2 * n)
+    (tmp_path / f".g.{'0' * 16}.partial").symlink_to(victim)
+    replace_file(tmp_path / "f", b"new")
+    with pytest.raises(FileExistsError):  # even if the mark is guessed
+        replace_file(tmp_path / "g", b"new")
+    assert victim.read_text() == "mine" and (tmp_path / "f").read_bytes() == b"new"
 
 
 def test_replace_file_shows_the_old_bytes_or_the_new(tmp_path, monkeypatch):
@@ -301,7 +388,9 @@ def test_replace_file_shows_the_old_bytes_or_the_new(tmp_path, monkeypatch):
 def test_state_is_plain_json(tmp_path):
     path = save_checkpoint(tmp_path, snapshot(1), "base")
     state = json.loads((path / STATE_FILE).read_text())
-    assert state["step"] == 1 and state["files"].keys() == {WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE}
+    assert state == snapshot(1).state
     with pytest.raises(ValueError, match="JSON"):
-        save_checkpoint(tmp_path, replace(snapshot(2), state={"step": 2, "best": float("inf")}), "base")
+        save_checkpoint(
+            tmp_path, replace(snapshot(2), state={"format": FORMAT, "step": 2, "best": float("inf")}), "base"
+        )
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]

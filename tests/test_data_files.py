@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from lorawgpu.data.find_files import find_files
+from lorawgpu.data.find_files import files_to_train, find_files
 from lorawgpu.data.read_files import BadLine, parse, read
 from lorawgpu.errors import UserError
 
@@ -132,9 +132,9 @@ def test_folders_and_globs(tmp_path):
     names = ["b.jsonl", "a.csv", "sub/c.json.gz"]
     for name in [*names, "README.md"]:
         write(tmp_path, name, "")
-    assert find_files(str(tmp_path)) == sorted(tmp_path / n for n in names)
-    assert find_files(str(tmp_path / "*.jsonl")) == [tmp_path / "b.jsonl"]
-    assert find_files(str(tmp_path / "**" / "*.json*")) == [tmp_path / "b.jsonl", tmp_path / "sub" / "c.json.gz"]
+    assert find_files(str(tmp_path)).used == sorted(tmp_path / n for n in names)
+    assert find_files(str(tmp_path / "*.jsonl")).used == [tmp_path / "b.jsonl"]
+    assert find_files(str(tmp_path / "**" / "*.json*")).used == [tmp_path / "b.jsonl", tmp_path / "sub" / "c.json.gz"]
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,12 @@ def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
             return str(tmp_path / file)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub("huggingface_hub"))
-    assert find_files("owner/set") == [tmp_path / "data/train-0.parquet", tmp_path / "data/train-1.parquet"]
+    assert files_to_train("owner/set").used == [tmp_path / "data/train-0.parquet", tmp_path / "data/train-1.parquet"]
+    assert files_to_train("owner/set", "test").used == [tmp_path / "data/test-0.parquet"]
+    with pytest.raises(UserError, match="owner/set, on the hub: no file is of the split `dev`; it has test, train"):
+        files_to_train("owner/set", "dev")
     Hub.names = ["b.jsonl", "a.csv"]
-    assert find_files("owner/set") == [tmp_path / "a.csv", tmp_path / "b.jsonl"]
+    assert files_to_train("owner/set").used == [tmp_path / "a.csv", tmp_path / "b.jsonl"]
     Hub.names = ["gone.csv"]
     with pytest.raises(UserError, match="owner/set: no such file or folder here, and .*: 404 no such file$"):
         find_files("owner/set")

@@ -20,7 +20,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """One repository, `acme/tiny`: a golden model and a file that must not be fetched."""
+    """`acme/tiny`: a golden model and a file that must not be fetched; the data set `acme/chats`."""
 
     files = {
         "config.json": (GOLDEN / "llama_dense" / "config.json").read_bytes(),
@@ -29,15 +29,19 @@ class Hub(BaseHTTPRequestHandler):
         "damaged.gguf": b"no such thing",
     }
 
+    chats = {"README.md": b"", "data/train-0.jsonl": b"{}\n", "data/test-0.jsonl": b"{}\n"}
+
     def do_GET(self):
         parts = self.path.split("?")[0].strip("/").split("/")
-        if parts[:4] == ["api", "models", "acme", "tiny"]:
-            listing = [{"type": "file", "path": name, "rfilename": name, "size": len(data), "oid": "0" * 40}
-                       for name, data in self.files.items()]  # fmt: skip
-            info = {"id": "acme/tiny", "sha": COMMIT, "private": False, "siblings": listing, "tags": []}
-            return self.answer(json.dumps(listing if "tree" in parts else info).encode(), "application/json")
-        if parts[:3] == ["acme", "tiny", "resolve"] and (data := self.files.get("/".join(parts[4:]))):
-            return self.answer(data, "application/octet-stream")
+        for name, api, files in (("acme/tiny", "models", self.files), ("acme/chats", "datasets", self.chats)):
+            if parts[:4] == ["api", api, *name.split("/")]:
+                listing = [{"type": "file", "path": file, "rfilename": file, "size": len(data), "oid": "0" * 40}
+                           for file, data in files.items()]  # fmt: skip
+                info = {"id": name, "sha": COMMIT, "private": False, "siblings": listing, "tags": []}
+                return self.answer(json.dumps(listing if "tree" in parts else info).encode(), "application/json")
+            path = parts[1:] if api == "datasets" else parts
+            if path[:3] == [*name.split("/"), "resolve"] and (data := files.get("/".join(path[4:]))):
+                return self.answer(data, "application/octet-stream")
         self.send_response(404)
         self.send_header("X-Error-Code", "RepoNotFound")
         self.send_header("Content-Length", "0")
@@ -69,12 +73,14 @@ def endpoint():
 
 CHILD = """
 import sys
-from lorawgpu.data.find_files import find_files
+from lorawgpu.data.find_files import files_to_train, find_files
 from lorawgpu.errors import UserError
 from lorawgpu.weights.loader import open_checkpoint
 try:
     if sys.argv[1] == "data":
         find_files("acme/set")
+    if sys.argv[1] == "chats":
+        sys.exit(str([path.name for path in files_to_train("acme/chats").used]))
     checkpoint = open_checkpoint(sys.argv[1])
 except UserError as error:
     sys.exit(f"USER: {error}")
@@ -120,6 +126,13 @@ def test_one_file_comes_from_the_cache_without_a_network(endpoint, tmp_path):
     fetched = open_in_child("acme/tiny/damaged.gguf", endpoint, tmp_path)
     again = open_in_child("acme/tiny/damaged.gguf", "http://127.0.0.1:9", tmp_path)
     assert "too short for a GGUF file" in fetched.stderr and again.stderr == fetched.stderr
+
+
+def test_a_data_set_comes_from_the_cache_without_a_network(endpoint, tmp_path):
+    fetched = open_in_child("chats", endpoint, tmp_path)
+    assert fetched.stderr.strip() == "['train-0.jsonl']"
+    for more in ({}, {"HF_HUB_OFFLINE": "1"}):
+        assert open_in_child("chats", "http://127.0.0.1:9", tmp_path, **more).stderr == fetched.stderr
 
 
 @pytest.mark.parametrize(

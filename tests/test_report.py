@@ -110,6 +110,45 @@ def test_a_damaged_config_is_shown_as_far_as_it_can_be_read(tmp_path, config):
     assert "No adapter has been saved yet." in (tmp_path / "report.html").read_text("utf-8")
 
 
+HOSTILE_RECORDS = {
+    "huge numbers": b'{"step": 1, "loss": 1e308, "seconds": 1e300, "tokens": '
+    + b"9" * 400
+    + b', "gpu_bytes": -1e308}\n',
+    "huge steps": b'{"step": ' + b"9" * 30 + b', "loss": 1}\n{"step": -5, "loss": 2}\n{"step": true, "loss": 3}\n',
+    "infinities": b'{"step": 1, "loss": Infinity, "seconds": Infinity, "tokens": NaN, "tokens_per_s": -Infinity}\n',
+    "half surrogates": b'{"step": 1, "samples": [{"prompt": "\\ud800", "text": "\\udfff"}], "bad_step": "\\ud800"}\n',
+    "bad steps": b"".join(b'{"step": %d, "bad_step": "x", "loss": 1}\n' % n for n in range(20_000)),
+    "deep": b"[" * 100_000 + b"\n",
+    "long": b'{"step": 1, "samples": [{"prompt": "' + b"a" * 3_000_000 + b'", "text": "b"}]}\n',
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_RECORDS)
+def test_hostile_records_make_a_page_of_bounded_size(tmp_path, kind):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0, "total_steps": 9}\n' + HOSTILE_RECORDS[kind])
+    assert len(write_report(tmp_path).read_bytes()) < 3_000_000
+
+
+@pytest.mark.parametrize(
+    "config",
+    [b'adapter: !!bool "maybe"\n', b"adapter: !!timestamp x\n", b"adapter: !!python/name:os.x\n", b"adapter: a\0\n",
+     b"a: &a [x]\nadapter: *a\n", b"adapter: lora\n", b"x: 1\n" * 2_000_000],
+)  # fmt: skip
+def test_hostile_configs_are_shown(tmp_path, config):
+    (tmp_path / "config.yaml").write_bytes(config)
+    assert len(write_report(tmp_path).read_bytes()) < 1_000_000
+
+
+def test_files_that_are_no_runs_files_are_refused(tmp_path, capsys):
+    """A FIFO blocks whoever opens it, and other people's lines are no records."""
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    os.mkfifo(tmp_path / "config.yaml")
+    assert report.main([str(tmp_path)]) == 2 and "holds no run" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").write_bytes(b"x\n" * 100_000)
+    assert report.main([str(tmp_path)]) == 2 and "1,000 of its lines are no records" in capsys.readouterr().err
+
+
 def test_records_of_any_kind_make_a_page(tmp_path):
     """Non-finite numbers leave a gap; values that are not numbers, or not lists of samples, are ignored."""
     log = MetricsLog(tmp_path / "metrics.jsonl")

@@ -16,9 +16,9 @@ from tiny_run import MODEL, adapter_bytes, byte_model, write_config, write_data
 from lorawgpu.chat import template as chat
 from lorawgpu.errors import UserError
 from lorawgpu.files.lock import only_run_in
-from lorawgpu.files.run_folder import LOCK_FILE
+from lorawgpu.files.run_folder import LOCK_FILE, SUMS_FILE
 from lorawgpu.train import __main__ as command
-from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
+from lorawgpu.train.checkpoint import FORMAT, _sums, load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.resume import TrainerState, load_snapshot
 from lorawgpu.train.trainer import Trainer
@@ -57,6 +57,7 @@ def assert_same_run(a: Path, b: Path):
     for snapshot in (one, two):
         for key in ("environment", "config", "data_files"):  # why bits may differ, and where the run and its data are
             snapshot.state.pop(key)
+        snapshot.state.pop("logged")  # a resumed run has a record of each start
     assert one.state == two.state
     for part in ("adapter", "m", "v"):
         for name, tensor in getattr(one, part).items():
@@ -171,7 +172,9 @@ def test_bad_step_counters_and_best_are_resumed(tmp_path, runs):
     trainer = runs.trainer(everything(tmp_path, "a"), kind=stopping_at(4))
     trainer.train()
     trainer.state.bad = trainer.state.bad.__class__(False, 1, 2, None, 4)
+    trainer.progress = trainer._open_progress(trainer.run.folder)
     trainer._save()
+    trainer.progress.close()
     resumed = runs.trainer(everything(tmp_path, "a"), "auto")
     assert resumed.state == trainer.state and resumed.state.best["step"] in (2, 4)
     state = resumed.engine.steps_state()
@@ -181,7 +184,7 @@ def test_bad_step_counters_and_best_are_resumed(tmp_path, runs):
 def test_a_checkpoint_keeps_its_keys():
     """A change of these keys is another FORMAT."""
     stored = {
-        "format": 2,
+        "format": FORMAT,
         "step": 5,
         "epoch": 1,
         "data": {"epoch": 1, "consumed": 7, "window_start": 4, "window_batches": 2, "mixing": [9, 3]},
@@ -189,9 +192,28 @@ def test_a_checkpoint_keeps_its_keys():
         "bad_steps": {"run": 0, "total": 2, "windows": 5},
         "best": None,
         "evaluations_since_best": 0,
+        "evaluation_due": False,
         "metrics": {"loss": 2.5},
+        "logged": 12,
     }
     assert TrainerState.from_json(stored).to_json() == stored
+
+
+def test_metrics_that_were_lost_are_said(tmp_path, capsys, runs):
+    """The file was emptied, or cut."""
+    config = everything(tmp_path, "a")
+    runs.trainer(config, kind=stopping_at(4)).train()
+    file = tmp_path / "a" / "out" / "metrics.jsonl"
+    whole, lines = file.read_bytes(), file.read_bytes().splitlines(keepends=True)
+    capsys.readouterr()
+    for kept in (0, 1, len(lines) - 1):
+        file.write_bytes(b"".join(lines[:kept]))
+        runs.trainer(config, "auto")._open_progress(file.parent).close()
+        gone = f"{file}: {len(lines) - kept} of the {len(lines)} records up to step 4 are gone"
+        assert gone in capsys.readouterr().err
+    file.write_bytes(whole)
+    runs.trainer(config, "auto")._open_progress(file.parent).close()
+    assert "are gone" not in capsys.readouterr().err and file.read_bytes() == whole
 
 
 def test_auto_without_a_checkpoint_starts_a_new_run_and_says_so(tmp_path, capsys, train_main):
@@ -291,6 +313,7 @@ def test_starting_a_new_run_in_the_folder_of_another(tmp_path, capsys, runs, tra
         ({"seed": 1}, "seed: the checkpoint has 42, this run 1"),
         ({"micro_batch_size": 1}, "micro_batch_size: the checkpoint has 2, this run 1"),
         ({"base_model": "other"}, "model: the checkpoint has"),
+        ({"lora_model_dir": "other"}, "adapter: the checkpoint's run and this one continue from different adapters"),
         ({"datasets": "other"}, "data.jsonl is no longer used; {t}/other.jsonl is new"),
         ({"datasets": "changed"}, "data: {t}/data.jsonl has changed"),
         ({"val_set_size": 2}, "data: the same files, but processed differently"),
@@ -308,6 +331,9 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path, capsys, runs, 
         content = bytearray(weights.read_bytes())
         content[-2] ^= 1
         weights.write_bytes(content)
+    if "lora_model_dir" in changed:
+        shutil.copytree(tmp_path / "out" / "checkpoint-2", tmp_path / "other")
+        changed = {"lora_model_dir": str(tmp_path / "other")}
     if changed == {"datasets": "changed"}:
         write_data(tmp_path / "data.jsonl", seed=5)
         changed = {"datasets": [{"path": str(tmp_path / "data.jsonl")}]}
@@ -325,6 +351,7 @@ def test_a_malformed_state_is_refused(tmp_path, capsys, runs, train_main):
     state = json.loads(file.read_text())
     for key in ("data", "data_files"):
         file.write_text(json.dumps({k: value for k, value in state.items() if k != key}))
+        (file.parent / SUMS_FILE).write_text(_sums(file.parent))
         assert train_main([str(tmp_path / "config.yaml"), "--resume"]) == 2
         assert f"'{key}' is missing or malformed in its state" in capsys.readouterr().err
 
@@ -333,14 +360,13 @@ def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path, capsys, run
     folder = runs.train(write_config(tmp_path, max_steps=1))
     (folder / "checkpoint-1" / "optimizer.safetensors").unlink()
     assert command.main([str(tmp_path / "config.yaml"), "--resume"]) == 2
-    assert "none of its 1 checkpoints is complete" in capsys.readouterr().err
+    assert "none of its 1 checkpoints can be resumed" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(tmp_path, runs):
     folder = runs.train(write_config(tmp_path, max_steps=2, save_steps=1))
     state = folder / "checkpoint-1" / "trainer_state.json"
-    older = json.loads(state.read_text())
-    del older["format"]
-    state.write_text(json.dumps(older))
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 2}))
+    (folder / "checkpoint-1" / SUMS_FILE).unlink()  # came with format 3
     with pytest.raises(UserError, match="another version of lorawgpu wrote this checkpoint.*`adapter: .*checkpoint-1`"):
         load_snapshot(folder / "checkpoint-1")

@@ -1,5 +1,6 @@
 """Which files of a data set are trained on, held out, or not read; and what is said about it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tiny_run import write_config, write_data
 
 from lorawgpu.config.schema import load_config
 from lorawgpu.data.dataset import DatasetSpec, load
-from lorawgpu.data.splits import evaluation_files, split_of, training_files
+from lorawgpu.data.splits import Files, evaluation_files, files_of_split, split_of, training_files
 from lorawgpu.data.token_store import Counts
 from lorawgpu.errors import UserError
 from lorawgpu.train.setup import prepare
@@ -38,6 +39,8 @@ def test_split_names():
         (("a.jsonl", "dev-team.jsonl", "unit-test.jsonl"), "a.jsonl dev-team.jsonl unit-test.jsonl", "", ""),
         (("data/train-0.jsonl", "data/validation-0.jsonl", "data/test-0.jsonl"), "data/train-0.jsonl", "",
          "data/test-0.jsonl data/validation-0.jsonl"),
+        (("a.jsonl", "data/validation-00000-of-00001.jsonl", "b/a.jsonl", "test/b.jsonl"), "a.jsonl b/a.jsonl", "",
+         "data/validation-00000-of-00001.jsonl test/b.jsonl"),
         (("train/a.jsonl", "train/b.jsonl", "test/a.jsonl"), "train/a.jsonl train/b.jsonl", "", "test/a.jsonl"),
     ],
 )  # fmt: skip
@@ -46,6 +49,55 @@ def test_a_folder_is_trained_on_by_its_splits(names, used, held_out, unread):
     found = training_files([folder / name for name in sorted(names)], folder)
     assert [[f.relative_to(folder).as_posix() for f in files] for files in (found.used, found.held_out, found.unread)]\
         == [used.split(), held_out.split(), unread.split()]  # fmt: skip
+
+
+ULTRACHAT = [f"data/{name}-00000-of-00001.parquet" for name in ("test_gen", "test_sft", "train_gen", "train_sft")]
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "used"),
+    [
+        (MLX, "valid", ["valid.jsonl"]),
+        (MLX, "validation", ["valid.jsonl"]),
+        (MLX, "test", ["test.jsonl"]),
+        (ULTRACHAT, "train_sft", ULTRACHAT[3:]),
+        (ULTRACHAT, "train", ULTRACHAT[2:]),
+        (("train/a.csv", "dev/a.csv"), "dev", ["dev/a.csv"]),
+        (("train/a.csv", "dev/a.csv"), "validation", ["dev/a.csv"]),
+        (("easy.csv", "hard.csv"), "hard", ["hard.csv"]),
+    ],
+)
+def test_a_split_is_taken_by_its_name(names, split, used):
+    folder = Path("set")
+    files = files_of_split([folder / name for name in names], folder, split)
+    assert files == Files([folder / name for name in used])
+    with pytest.raises(UserError, match="no file is of the split `other`; it has"):
+        files_of_split(files.used, folder, "other")
+
+
+def test_shards_of_other_splits_alone_are_not_trained_on():
+    with pytest.raises(UserError, match="no file to train on"):
+        training_files([Path("s/data/test-00000-of-00001.jsonl"), Path("s/data/validation-0.jsonl")], Path("s"))
+
+
+def test_a_folder_of_the_hub_is_read_as_its_name_is(tmp_path):
+    """`train` alone; what belongs to git, to an editor or to the hub is no data."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / ".cache").mkdir()
+    for number, name in enumerate(("train", "validation", "test"), 1):
+        write_lines(tmp_path / "data" / f"{name}-00000-of-00001.jsonl", tokens(number, number))
+    for name in (".cache/train.jsonl", "dataset_infos.json"):
+        write_lines(tmp_path / name, tokens(9, 9))
+    spec = DatasetSpec(str(tmp_path))
+    data = load([spec], loading(), 0, seed=0)
+    assert ids_of(data.train[0]) == [[1, 1]] and data.validation is None
+    assert "data/test-00000-of-00001.jsonl, data/validation-00000-of-00001.jsonl not read" in data.notes[0]
+    test = replace(spec, split="test")
+    data = load([spec], loading(), 0, seed=0, val_specs=[test])
+    assert ids_of(data.train[0]) == [[1, 1]] and ids_of(data.validation) == [[3, 3]]
+    assert ids_of(load([test], loading(), 0, seed=0).train[0]) == [[3, 3]]
+    config = write_config(tmp_path / "run", datasets=[{"path": str(tmp_path), "split": "test"}])
+    assert load_config(config).datasets[0].split == "test"
 
 
 def test_an_evaluation_takes_the_validation_files_of_a_folder_then_the_test_files():
@@ -68,11 +120,11 @@ def test_a_folder_of_train_valid_and_test(tmp_path):
     data = load([spec], loading(), 0, seed=0)
     assert ids_of(data.train[0]) == [[1, 1, 1], [2, 2], [3, 3]] and ids_of(data.validation) == [[4, 4], [5, 5]]
     assert data.counts == Counts(3, 7, 4)
-    assert data.notes == [f"{spec.path}: test.jsonl not read; to use a file, name it as `path`"]
+    assert data.notes == [f"{spec.path}: test.jsonl not read; to use a file, set `split` or `path`"]
     assert [Path(name).name for name in data.files] == ["train.jsonl", "valid.jsonl"]
     both = load([spec], loading(), 1, seed=0)  # val_set_size says otherwise
     assert len(both.validation) == 1 and len(both.train[0]) == 2
-    assert both.notes == [f"{spec.path}: test.jsonl, valid.jsonl not read; to use a file, name it as `path`"]
+    assert both.notes == [f"{spec.path}: test.jsonl, valid.jsonl not read; to use a file, set `split` or `path`"]
     other = write_lines(tmp_path / "other.jsonl", tokens(7, 7))
     assert ids_of(load([spec], loading(), 0, seed=0, val_specs=[other]).validation) == [[7, 7]]
     assert ids_of(load([spec], loading(), 0, seed=0, val_specs=[spec]).validation) == [[4, 4], [5, 5]]

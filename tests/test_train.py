@@ -13,12 +13,14 @@ from tiny_run import MODEL, adapter_bytes, byte_model, losses, write_config, wri
 
 from lorawgpu.config.schema import load_config
 from lorawgpu.data.batching import IGNORE, Sample, flatten
-from lorawgpu.engine.evaluation import evaluate_source
+from lorawgpu.engine.evaluation import Evaluation, evaluate_source
+from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.optim.schedule import Schedule
 from lorawgpu.reference.adamw import grad_norm
 from lorawgpu.reference.model import step_gradients
 from lorawgpu.train import __main__ as command
+from lorawgpu.train import evaluator
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.setup import prepare
 from lorawgpu.train.trainer import Trainer
@@ -193,6 +195,26 @@ def test_a_run_that_diverges_says_so_without_held_out_data(tmp_path, runs, capsy
     assert f"\nthe training loss rose, from {logged[0]:.4f} in the first tenth of the run to {logged[-1]:.4f}" in out
     runs.train(write_config(tmp_path / "good"))
     assert "rose" not in capsys.readouterr().out
+
+
+def test_early_stopping_on_losses_that_are_not_finite_fails(tmp_path, runs, monkeypatch):
+    """Exit code 1, also when it is resumed; the adapter is saved."""
+    result = {True: Evaluation(math.nan, 10), False: Evaluation(3.0, 10)}  # with the adapter, and without
+    monkeypatch.setattr(evaluator, "evaluate_source", lambda engine, source, adapter, advance: result[adapter])
+    keys = {"val_set_size": 2, "eval_steps": 1, "early_stopping_patience": 2, "max_steps": 9}
+    for resume in (None, "auto"):
+        trainer = runs.trainer(write_config(tmp_path, **keys), resume)
+        with pytest.raises(CheckFailed, match="step 2: the held-out loss is not finite, so early stopping had nothing"):
+            trainer.train()
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_a_warmup_longer_than_the_epochs_is_refused(tmp_path):
+    """8 samples in micro-batches of 2: an epoch has 4 steps."""
+    keys = {"max_steps": None, "num_epochs": 2, "warmup_steps": 9}
+    with pytest.raises(UserError, match="warmup_steps 9 is more than the 8 steps of this run"):
+        prepare(load_config(write_config(tmp_path, **keys)))
+    prepare(load_config(write_config(tmp_path, **(keys | {"warmup_steps": 8}))))
 
 
 def test_a_best_loss_that_is_worse_than_the_base_models_is_marked(tmp_path, runs, capsys):

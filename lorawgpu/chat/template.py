@@ -3,7 +3,6 @@
 import json
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 
 import jinja2
 import jinja2.ext
@@ -14,6 +13,7 @@ from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.content_independent import is_content_independent
 from lorawgpu.chat.sandbox import Budget, Sandbox
 from lorawgpu.errors import UserError
+from lorawgpu.files.paths import expand
 from lorawgpu.util.suggest import nearest
 
 MAX_TEMPLATE = 1 << 16  # characters; the longest published ones have some ten thousand
@@ -176,7 +176,7 @@ def _text_or_file(jinja: str) -> str:
     if "{" in jinja or "\n" in jinja:
         return jinja
     try:
-        return Path(jinja).expanduser().read_text("utf-8")
+        return expand(jinja).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"chat template {jinja}: not a readable file ({error}), and neither Jinja source nor a built-in template "

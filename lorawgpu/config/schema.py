@@ -44,6 +44,7 @@ from lorawgpu.config.types import (
 )
 from lorawgpu.data.formats import ROLES
 from lorawgpu.errors import UserError
+from lorawgpu.files.paths import absolute
 from lorawgpu.lora.peft_config import MAX_RANK
 from lorawgpu.optim.settings import AdamWSettings
 
@@ -292,7 +293,11 @@ def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[ConfigProb
     data.setdefault("output_dir", TrainConfig.model_fields["output_dir"].default)
     for key in WRITTEN_PATHS:
         if isinstance(data.get(key), str) and data[key]:
-            data[key] = os.path.abspath(os.path.expanduser(data[key]))
+            try:
+                data[key] = absolute(data[key])
+            except ValueError as error:
+                problems.append(ConfigProblem((key,), f"{key}: {error}"))
+                continue
             if os.path.exists(data[key]) and not os.path.isdir(data[key]):
                 problems.append(ConfigProblem((key,), f"{key}: {data[key]!r} is a file; wanted a folder"))
     return problems

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.paths import absolute, expand
 from lorawgpu.util.suggest import nearest
 
 MAX_BYTES = 1 << 20  # no config is larger, but a data file passed by mistake is
@@ -183,12 +184,12 @@ def find_path(value: str, folders: list[Path], hub: bool) -> str:
     if value.startswith("builtin:"):
         return value
     for folder in folders:
-        candidate = os.path.abspath(folder / Path(value).expanduser())
+        candidate = absolute(value, folder)
         if os.path.exists(candidate) or glob.has_magic(candidate) and glob.glob(candidate, recursive=True):
             return candidate
     if hub and _HUB_NAME.fullmatch(value) and Path(value).suffix.lower() not in _FILE_SUFFIXES:
         return value
-    where = "" if Path(value).expanduser().is_absolute() else f" in {' or '.join(dict.fromkeys(map(str, folders)))}"
+    where = "" if expand(value).is_absolute() else f" in {' or '.join(dict.fromkeys(map(str, folders)))}"
     raise ValueError(f"{value!r} does not exist{where}" + ("; a hub name is owner/name" if hub else ""))
 
 

@@ -92,6 +92,9 @@ class DataSet(Section):
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
     type: Format | None = None
     """The format; by default detected from the keys of the records."""
+    split: Annotated[str, Field(min_length=1)] | None = None
+    """Of a folder or hub data set, by the names of its files; by default `train`, and for `test_datasets` `validation`,
+    else `test`."""
     weight: Annotated[Number, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
     """How many times per epoch each sample is used."""
 

@@ -34,11 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One entry of `datasets`. `type`: the format, None to detect it; `weight`: how often an epoch sees each sample."""
+    """One entry of `datasets`. `type`: the format, None to detect it; `weight`: how often an epoch sees each sample;
+    `split`: of a folder or hub data set."""
 
     path: str
     type: str | None = None
     weight: float = 1.0
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def load(
     if val_specs and val_set_size:
         raise UserError("give either a validation data set or `val_set_size`, not both")
     training = loading.purpose == LoadSettings.purpose
-    found = [(files_to_train if training else files_to_evaluate)(spec.path) for spec in specs]
-    held_out = [(spec, files_to_evaluate(spec.path)) for spec in val_specs]
+    found = [(files_to_train if training else files_to_evaluate)(spec.path, spec.split) for spec in specs]
+    held_out = [(spec, files_to_evaluate(spec.path, spec.split)) for spec in val_specs]
     if not val_specs and not val_set_size:
         held_out = [(s, Files(list(f.held_out))) for s, f in zip(specs, found, strict=True) if f.held_out]
     stores = [tokenize(spec, loading, f.used) for spec, f in zip(specs, found, strict=True)]
@@ -114,7 +116,7 @@ def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path] | N
     `skip_bad_lines`), or if no sample is left.
     """
     try:
-        return _tokenize(spec, loading, files_to_train(spec.path).used if files is None else files)
+        return _tokenize(spec, loading, files_to_train(spec.path, spec.split).used if files is None else files)
     except BadLine as error:
         if loading.purpose != LoadSettings.purpose:  # only `train` has the option
             raise

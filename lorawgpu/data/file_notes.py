@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import TokenStore
+from lorawgpu.files.paths import expand
 
 SHOWN = 3  # names; folders of shards have thousands
 
@@ -15,10 +16,14 @@ def left_out(found: Iterable[tuple[str, Files]], read: Iterable[str]) -> list[st
     for path, files in found:
         left = [f for f in (*files.unread, *files.held_out) if str(f) not in read]
         if left:
-            names = sorted(f.relative_to(Path(path).expanduser()).as_posix() for f in left)
+            names = sorted(_inside(f, expand(path)) for f in left)
             more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-            notes.append(f"{path}: {', '.join(names[:SHOWN])}{more} not read; to use a file, name it as `path`")
+            notes.append(f"{path}: {', '.join(names[:SHOWN])}{more} not read; to use a file, set `split` or `path`")
     return list(dict.fromkeys(notes))
+
+
+def _inside(file: Path, folder: Path) -> str:
+    return (file.relative_to(folder) if file.is_relative_to(folder) else file).as_posix()
 
 
 def read_twice(trained: Sequence[TokenStore], held_out: Sequence[TokenStore]) -> list[str]:

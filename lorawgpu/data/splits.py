@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from lorawgpu.errors import UserError
 
+SHOWN = 5  # names of files in a message
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 NAMES = {TRAIN: ("train", "training"), VALIDATION: ("valid", "validation", "val", "dev"), TEST: ("test", "testing")}
 _WORD = {s: re.compile(rf"(?<![a-z])({'|'.join(names)})(?![a-z])", re.IGNORECASE) for s, names in NAMES.items()}
@@ -36,7 +37,36 @@ def split_of(path: PurePath) -> str | None:
 
 def is_whole_name(path: PurePath) -> bool:
     """Whether the file name is a split and nothing else, such as `valid.jsonl` or `test.json.gz`."""
-    return any(path.name.split(".")[0].lower() in names for names in NAMES.values())
+    return _canonical(path.name.split(".")[0]) is not None
+
+
+def _canonical(name: str) -> str | None:
+    return next((split for split, names in NAMES.items() if name.lower() in names), None)
+
+
+def _labels(path: PurePath) -> set[str]:
+    """What a path may call its split: the file name without its shard (`train_sft-00000-of-00002`), and its folders."""
+    stem = path.name.split(".")[0]
+    return {stem, re.sub(r"[-_]?\d+([-_]of[-_]\d+)?$", "", stem), *path.parts[:-1]}
+
+
+def files_of_split(files: Iterable[Path], folder: Path, split: str) -> Files:
+    """The files of a folder whose split has this name, or another spelling of it (`valid`). UserError if none has."""
+    files = list(files)
+    inside = {file: file.relative_to(folder) for file in files}
+    named = _canonical(split)
+    used = [f for f in files if split in _labels(inside[f])]
+    used = used or [f for f in files if named and split_of(inside[f]) == named]
+    if not used:
+        known = ", ".join(sorted({found for f in files if (found := split_of(inside[f]))})) or "none"
+        names = ", ".join(sorted(str(inside[f]) for f in files)[:SHOWN])
+        raise UserError(f"data set {folder}: no file is of the split `{split}`; it has {known} ({names})")
+    return Files(used)
+
+
+def _is_certain(path: PurePath) -> bool:
+    """Whether a whole part of the path is the name of a split: not `unit-test.jsonl`, which may be about tests."""
+    return any(map(_canonical, _labels(path)))
 
 
 def training_files(files: Iterable[Path], folder: Path) -> Files:
@@ -45,12 +75,12 @@ def training_files(files: Iterable[Path], folder: Path) -> Files:
     files, splits = list(files), {}
     for file in files:
         splits.setdefault(split_of(file.relative_to(folder)), []).append(file)
-    others = [f for f in splits.get(VALIDATION, []) + splits.get(TEST, []) if is_whole_name(f)]
+    others = [f for split in (VALIDATION, TEST) for f in splits.get(split, []) if _is_certain(f.relative_to(folder))]
     used = splits.get(TRAIN) or [f for f in files if f not in others]
     if not used:
         names = ", ".join(sorted(f.name for f in files))
         raise UserError(f"data set {folder}: it has no file to train on, only {names}: name one as `path`")
-    held_out = [f for f in others if split_of(f.relative_to(folder)) == VALIDATION]
+    held_out = [f for f in others if split_of(f.relative_to(folder)) == VALIDATION and is_whole_name(f)]
     return Files(used, tuple(held_out), tuple(f for f in files if f not in used and f not in held_out))
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -113,10 +114,13 @@ class StoreWriter:
     def __enter__(self) -> "StoreWriter":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, _, error, __) -> None:
         for stream in self._streams.values():
-            stream.close()
+            with suppress(OSError):  # a full disk fails again here
+                stream.close()
         shutil.rmtree(self.work, ignore_errors=True)  # already renamed if finished
+        if isinstance(error, OSError) and error.filename is None:  # a failed write does not name its file
+            raise OSError(error.errno, error.strerror, str(self.folder.parent)) from None
 
     def append(self, file: int, chunk: Chunk) -> None:
         """Add records of file number `file`."""
@@ -145,11 +149,13 @@ class StoreWriter:
                 raise
 
 
-def default_cache_dir() -> Path:
-    """`LORAWGPU_CACHE`, or else `lorawgpu` in the user's cache directory."""
+def default_cache_dir() -> Path | None:
+    """`LORAWGPU_CACHE`, or else `lorawgpu` in the user's cache directory; None for a user without a home."""
     if chosen := os.environ.get("LORAWGPU_CACHE"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lorawgpu"
+    home = os.path.expanduser("~")
+    caches = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
+    return Path(caches) / "lorawgpu" if caches else None
 
 
 def digest(*parts: object) -> str:

@@ -75,7 +75,7 @@ def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSou
     """
     folder = Path(adapter)
     lora, tensors = read_adapter(folder)
-    named = named_base(folder) or ""
+    named = named_base(folder)
     if model is None and not needs_model:
         return ExportSource(folder, lora, tensors, named, None)
     model = base_for(folder, model)

@@ -2,13 +2,16 @@
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lorawgpu.errors import UserError
-from lorawgpu.files.atomic import sync_folder
+from lorawgpu.files.atomic import marked, sweep_marked, sync_folder
+from lorawgpu.files.lock import locked
+from lorawgpu.files.paths import expand
 
 
 @contextmanager
@@ -19,33 +22,45 @@ def staged(out: Path, main: str | None = None) -> Iterator[Path]:
     X.gguf, X.chat_template.jinja. Raises UserError, before anything is written, if that would overwrite something.
     An OSError without a file name gets the name of `out`.
     """
-    out = out.expanduser().absolute()
+    out = expand(out).absolute()
     if out.exists() and (main or not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: already exists; remove it, or give --out another name")
     home = next(parent for parent in out.parents if parent.exists())  # a failure leaves no empty parents behind
-    partial = home / f".{out.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
-    partial.mkdir()
+    busy = f"{out}: another export is writing it; wait until it ends, or give --out another name"
+    with _named(out), locked(home / f".{out.name}.lock", busy):
+        sweep_marked(home, re.compile(re.escape(out.name)))  # left by an export that was killed
+        partial = marked(home / out.name, "partial")
+        partial.mkdir()
+        try:
+            yield partial
+            _publish(partial, out, main)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _named(out: Path) -> Iterator[None]:
     try:
-        yield partial
-        for path in partial.iterdir():
-            _sync(path)
-        sync_folder(partial)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if main:
-            _publish_files(partial, out, main)
-        else:
-            if out.exists():
-                out.rmdir()
-            partial.rename(out)
-        sync_folder(out.parent)
+        yield
     except OSError as error:
         if error.filename is not None:
             raise
         why = error.strerror or f"No space left on the disk? A write failed: {error}"  # numpy gives no reason
         raise OSError(error.errno or errno.EIO, why, str(out)) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _publish(partial: Path, out: Path, main: str | None) -> None:
+    for path in partial.iterdir():
+        _sync(path)
+    sync_folder(partial)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if main:
+        _publish_files(partial, out, main)
+    else:
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    sync_folder(out.parent)
 
 
 def file_names(out: Path, files: list[str], main: str) -> dict[str, Path]:

@@ -47,7 +47,7 @@ def _file(repo: str, file: str, hf_hub_download) -> Path:
     try:
         HfApi().repo_info(repo)
     except Exception as error:
-        if _reached(error):
+        if was_reached(error):
             raise
         try:
             return Path(hf_hub_download(repo, file, local_files_only=True))
@@ -56,10 +56,20 @@ def _file(repo: str, file: str, hf_hub_download) -> Path:
     return Path(hf_hub_download(repo, file))
 
 
+def cached_data_set(name: str) -> Path | None:
+    """The folder of a hub data set in the hub's cache, which may hold only some of its files; None if there is none."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", local_files_only=True))
+    except Exception:
+        return None
+
+
 def explain_failure(error: Exception) -> str:
     """Why a download failed: the hub's own message, or what to do if it was not reached."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
-    if _reached(error):
+    if was_reached(error):
         return f"the Hugging Face hub says: {reason}"
     return (
         f"the Hugging Face hub cannot be reached ({reason}): go online, or download it on another machine "
@@ -67,7 +77,7 @@ def explain_failure(error: Exception) -> str:
     )
 
 
-def _reached(error: Exception) -> bool:
+def was_reached(error: Exception) -> bool:
     """Whether the hub answered. Goes by class names: the library's version decides which HTTP client raises."""
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
     return not any(word in names for word in ("Connect", "Timeout", "Transport", "Offline", "LocalEntryNotFound"))

@@ -1,4 +1,4 @@
-"""Locking a run folder: two runs in one folder would delete and overwrite each other's checkpoints.
+"""Locks: two runs in one folder, or two exports to one name, would delete and overwrite each other's files.
 
 It is the operating system's lock on an open file. It ends with the process, however that dies, so a lock file left by
 a killed run blocks nobody.
@@ -22,11 +22,10 @@ def only_run_in(folder: Path) -> Iterator[None]:
 
     UserError if another process holds the lock, or the folder cannot be created or written to.
     """
-    handle = None
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    busy = f"{folder}: another run is using this folder; wait until it ends, or choose another output_dir"
     try:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        while handle is None:
-            handle = _open_locked(folder)
+        handle = _acquire(folder / LOCK_FILE, busy)
     except OSError as error:
         why = "it is a broken link" if os.path.islink(folder) else error.strerror
         raise UserError(
@@ -36,25 +35,49 @@ def only_run_in(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.name == "nt":  # Windows cannot remove an open file; one that the next run has opened stays
-            os.close(handle)
-        with suppress(OSError):
-            (folder / LOCK_FILE).unlink()
-        if os.name != "nt":  # unlink first, or another run could lock a file that is about to go
-            os.close(handle)
+        _release(folder / LOCK_FILE, handle)
         with suppress(OSError):  # stops at the first folder that is not empty
             for path in missing:
                 path.rmdir()
 
 
-def _open_locked(folder: Path) -> int | None:
-    """The handle of the locked file; None if an ending run removed it or the folder at the same moment."""
-    path = folder / LOCK_FILE
-    folder.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Hold the lock file `path`. UserError(`busy`) if another process holds it, OSError if it cannot be created."""
+    handle = _acquire(path, busy)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        yield
+    finally:
+        _release(path, handle)
+
+
+def _acquire(path: Path, busy: str) -> int:
+    handle = None
+    while handle is None:
+        handle = _open_locked(path, busy)
+    return handle
+
+
+def _release(path: Path, handle: int) -> None:
+    if os.name == "nt":  # Windows cannot remove an open file; one that the next run has opened stays
+        os.close(handle)
+    with suppress(OSError):
+        path.unlink()
+    if os.name != "nt":  # unlink first, or another run could lock a file that is about to go
+        os.close(handle)
+
+
+def _open_locked(path: Path, busy: str) -> int | None:
+    """The handle of the locked file; None if an ending run removed it or its folder at the same moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except FileNotFoundError:
         return None
+    except OSError:
+        if path.is_symlink():
+            raise UserError(f"{path} is a link, which a lock file never is: remove it") from None
+        raise
     try:
         _lock(handle)
         if os.path.samestat(os.fstat(handle), os.stat(path)):
@@ -63,11 +86,9 @@ def _open_locked(folder: Path) -> int | None:
         pass
     except (BlockingIOError, PermissionError):
         os.close(handle)
-        raise UserError(
-            f"{folder}: another run is using this folder; wait until it ends, or choose another output_dir"
-        ) from None
+        raise UserError(busy) from None
     except OSError as error:
-        _log.warning("%s: no file locks here (%s); do not start a second run in it", folder, error.strerror)
+        _log.warning("%s: no file locks here (%s); do not start a second run in it", path.parent, error.strerror)
         return handle
     os.close(handle)
     return None

@@ -11,6 +11,7 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"
 CHECKPOINT_PATTERN = r"checkpoint-(\d{1,12})"  # the number is that of the optimizer step
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
+SUMS_FILE = "SHA256SUMS"
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"  # of a model folder and of an export
 

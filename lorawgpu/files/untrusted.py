@@ -55,6 +55,20 @@ def read_bytes(path: Path, limit: int) -> bytes:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
 
 
+def read_text_if_regular(path: Path, limit: int) -> str:
+    """The first `limit` bytes of a text file, with U+FFFD for what is no UTF-8; "" if there is no regular file.
+
+    For files that are shown and not relied on. A FIFO or a device is never opened: it may block, or never end.
+    """
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            return file.read(limit).decode("utf-8", "replace")
+    except (OSError, ValueError):  # ValueError: a path with NUL
+        return ""
+
+
 def file_size(path: Path) -> int:
     """The size of a regular file in bytes. UserError for anything else."""
     try:

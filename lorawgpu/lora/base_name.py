@@ -18,19 +18,13 @@ _GENERIC = re.compile(r"(ggml-)?model|base|merged|[0-9a-f]{40}|\.*")
 _MAX_NAME = 1000  # characters: the adapter is untrusted
 
 
-def named_base(adapter: str | Path) -> str | None:
-    """The base model that `adapter_config.json` of `adapter` names. UserError if that file cannot be read."""
-    base = read_json_object(Path(adapter) / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
-    return base if isinstance(base, str) and 0 < len(base) <= _MAX_NAME else None
-
-
 def base_for(adapter: str | Path | None, model: str | Path | None) -> str | Path:
     """`model`, or if it is None, the base that the adapter names. UserError if there is neither."""
     if model is not None:
         return model
     if adapter is None:
         raise UserError("no model given: pass it with --model, or an adapter that names its base model with --adapter")
-    if base := named_base(adapter):
+    if base := named_base(Path(adapter)):
         return base
     raise UserError(f"{adapter}: names no base model; pass it with --model")
 
@@ -40,10 +34,19 @@ def note_other_base(adapter: str | Path, model: str) -> None:
 
     UserError if that file cannot be read.
     """
-    base = named_base(adapter)
-    wanted, got = plain_name(base or ""), plain_name(model)
+    base = named_base(Path(adapter))
+    wanted, got = plain_name(base), plain_name(model)
     if wanted and got and wanted != got:
         print(f"note: the adapter {adapter} was trained on {brief(base)}; this model is {model}", file=sys.stderr)
+
+
+def named_base(adapter: Path) -> str:
+    """The base model that an adapter's `adapter_config.json` names; "" if none, or a name that no model has.
+
+    UserError if that file cannot be read.
+    """
+    base = read_json_object(adapter / ADAPTER_CONFIG_FILE).get("base_model_name_or_path")
+    return base if isinstance(base, str) and len(base) <= _MAX_NAME and base.isprintable() else ""
 
 
 def plain_name(name: str) -> str:

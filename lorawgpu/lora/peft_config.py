@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from lorawgpu.errors import UserError
@@ -24,6 +25,7 @@ _READ = {
 _HARMLESS_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 MAX_RANK = 1 << 30  # and alpha
 _MAX_PATTERN = 200  # characters
+_MAX_PATTERNS = 500  # in one table: one for each linear layer of a large model
 _MAX_QUANTIFIERS = 4
 
 
@@ -65,9 +67,15 @@ def matches(target: str, module: str) -> bool:
 def _by_pattern(patterns: dict, module: str, default):
     """As PEFT's get_pattern_key: the first pattern that matches the whole path, or its end after a dot."""
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if _whole(pattern).match(module):
             return value
     return default
+
+
+@cache
+def _whole(pattern: str) -> re.Pattern:
+    """A pattern as PEFT uses it, inside another one: inline flags such as (?i) are an error there."""
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 def lora_config_json(lora: LoraConfig, base_model_name: str, prefix: str = "") -> bytes:
@@ -194,13 +202,15 @@ def _patterns(path: Path, config: dict, key: str, whole=False) -> dict:
     table = config.get(key) or {}
     if not isinstance(table, dict):
         raise UserError(f"{path}: {key} is {brief(table)}; wanted an object of module patterns")
+    if len(table) > _MAX_PATTERNS:
+        raise UserError(f"{path}: {key} has {len(table):,} patterns; at most {_MAX_PATTERNS} are read")
     for pattern in table:
         _number(path, table, pattern, whole)
         quantifiers = len(re.findall(r"[*+?{]", pattern.replace("(?:", "(")))
         if len(pattern) > _MAX_PATTERN or quantifiers > _MAX_QUANTIFIERS or re.search(r"\)[*+?{]", pattern):
             raise UserError(f"{path}: {key}: {brief(pattern)} is too complex; use the module's path or the end of it")
         try:
-            re.compile(pattern)
+            _whole(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise UserError(f"{path}: {key}: {brief(pattern)} is not a valid regular expression: {error}") from None
     return dict(table)

@@ -11,6 +11,7 @@ from lorawgpu.report.record import RunRecord
 
 MIB, GIB = 2**20, 2**30
 BLUE, ORANGE, GRAY, RED = "#2563a8", "#d9762b", "#9aa4b1", "#c22f2f"
+MAX_MARKS = 500  # bad steps that are drawn
 MARKERS_BELOW = 40  # points; shorter series get a marker at each
 STYLE = {
     "axes.edgecolor": GRAY,
@@ -83,7 +84,7 @@ def line_chart(
             axes.plot(steps, numbers, color=color, linewidth=1.5, marker=marker, markersize=3, label=label)
         for _, value in level:
             axes.axhline(value, color=GRAY, linewidth=1, linestyle="--", label="base model")
-        for number, step in enumerate(marks):
+        for number, step in enumerate(marks[:MAX_MARKS]):
             axes.axvline(step, color=RED, linewidth=0.8, label="skipped: not finite" if not number else "")
         if marks or level:
             axes.legend()

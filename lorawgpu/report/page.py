@@ -13,6 +13,7 @@ from lorawgpu.files.run_folder import REPORT_FILE
 from lorawgpu.report.charts import GIB, MIB, adapter_chart, charts_of
 from lorawgpu.report.record import RunRecord, read_run
 
+MAX_SECONDS = 1e10  # three centuries: what timedelta can hold
 TEMPLATE = Path(__file__).parent / "page.html.j2"
 
 
@@ -30,7 +31,7 @@ def write_report(folder: Path) -> Path:
     """
     path = folder / REPORT_FILE
     html = page(read_run(folder))
-    replace_file(path, html.encode())
+    replace_file(path, html.encode("utf-8", "replace"))  # samples may hold half surrogates
     return path
 
 
@@ -71,7 +72,7 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
     first_to_last("Training loss", [v for _, v in run.series("loss")])
     first_to_last("Held-out loss", [v for _, v in run.series("base_eval_loss") + run.series("eval_loss")])
     latest("Tokens", "tokens", lambda v: f"{v:,.0f}")
-    latest("Training time", "seconds", lambda v: str(timedelta(seconds=round(v))))
+    latest("Training time", "seconds", lambda v: str(timedelta(seconds=round(min(v, MAX_SECONDS)))))
     latest("Tokens/s", "tokens_per_s", lambda v: f"{v:,.0f}")
     latest("GPU memory", "gpu_bytes", lambda v: f"{v / GIB:.2f} GiB" if v >= GIB / 10 else f"{v / MIB:.1f} MiB")
     if run.adapter:

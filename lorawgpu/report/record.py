@@ -7,11 +7,17 @@ from typing import Any
 
 import yaml
 
+from lorawgpu.config.schema import METHODS
 from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import METRICS_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
+from lorawgpu.files.untrusted import read_text_if_regular
 from lorawgpu.report.adapter import Adapter, read_change
 from lorawgpu.train.checkpoint import list_checkpoints
 from lorawgpu.train.metrics import read_metrics
+
+MAX_CONFIG = 64 << 10  # bytes that are shown and parsed; a config has a few thousand
+MAX_SHOWN = 1e100
+MAX_TEXT = 20_000  # characters of a sample
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,9 @@ class RunRecord:
     finished: bool
 
     def series(self, key: str) -> list[tuple[int, float]]:
-        """(step, value) of every record with a number under `key`; a null (not finite) becomes NaN."""
+        """(step, value) of every record with a number under `key`; a null, or what no chart can show, becomes NaN."""
         values = [(r["step"], r[key]) for r in self.records if key in r]
-        return [(step, math.nan if v is None else float(v)) for step, v in values if v is None or _is_number(v)]
+        return [(step, _shown(v)) for step, v in values if v is None or _is_number(v)]
 
     def first(self, key: str) -> Any:
         """The first value of `key` in the records, or None."""
@@ -62,9 +68,9 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder. Raises UserError if it holds no run."""
     records = read_metrics(folder / METRICS_FILE)
     config_file = folder / RUN_CONFIG_FILE
-    if not records and not config_file.exists():
+    if not records and not config_file.is_file():
         raise UserError(f"{folder}: holds no run: wanted {METRICS_FILE} or {RUN_CONFIG_FILE} in it")
-    config_text = config_file.read_text("utf-8", "replace") if config_file.exists() else ""
+    config_text = read_text_if_regular(config_file, MAX_CONFIG)
     adapter, note = _newest_adapter(folder, _continued_from(config_text))
     finished = adapter is not None and adapter.place == folder
     return RunRecord(folder, records, config_text, adapter, note, finished)
@@ -98,17 +104,25 @@ def _written(place: Path) -> float:
 def _continued_from(config_text: str) -> Path | None:
     """The adapter that the run continued from, or None; also None for a damaged config, so the rest is still shown."""
     try:
-        config = yaml.safe_load(config_text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: an invalid date
+        config = yaml.load(config_text, yaml.BaseLoader)  # knows texts only, so no tag can fail
+    except (yaml.YAMLError, RecursionError):
         return None
-    adapter = config.get("adapter") if isinstance(config, dict) else None
-    return Path(adapter) if isinstance(adapter, str) else None
+    for key in ("lora_model_dir", "adapter") if isinstance(config, dict) else ():
+        folder = config.get(key)
+        if isinstance(folder, str) and folder not in ("", "null", *METHODS):
+            return Path(folder)
+    return None
 
 
 def _texts(samples: Any) -> list[tuple[str, str]]:
     """(prompt, text) of a record's samples."""
     entries = samples if isinstance(samples, list) else []
-    return [(str(s.get("prompt")), str(s.get("text"))) for s in entries if isinstance(s, dict)]
+    return [(str(s.get("prompt"))[:MAX_TEXT], str(s.get("text"))[:MAX_TEXT]) for s in entries if isinstance(s, dict)]
+
+
+def _shown(value: float | None) -> float:
+    """A number that a chart can show; NaN for others."""
+    return float(value) if value is not None and abs(value) <= MAX_SHOWN else math.nan
 
 
 def _is_number(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """Checkpoints of a run: write `checkpoint-<step>/` atomically, and find the newest complete one.
 
 A checkpoint is a PEFT adapter, `optimizer.safetensors` (AdamW's moments as "m.<adapter tensor>" and "v.<adapter
-tensor>") and `trainer_state.json` (the trainer's state, and size and SHA-256 of the other files). It is written into a
-hidden folder, synced to disk and renamed, so a crash at any moment leaves the previous checkpoints intact.
+tensor>"), `trainer_state.json` (the trainer's state), and `SHA256SUMS` of these files, which `sha256sum -c` reads too.
+It is written into a hidden folder, synced to disk and renamed, so a crash at any moment leaves the previous checkpoints
+intact.
 """
 
 import hashlib
@@ -18,23 +19,25 @@ import numpy as np
 import safetensors.numpy
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.files.atomic import sync_folder, write_synced
+from lorawgpu.files.atomic import find_marked, marked, sweep_marked, sync_folder, write_synced
 from lorawgpu.files.run_folder import (
     ADAPTER_CONFIG_FILE,
     CHECKPOINT_PATTERN,
     OPTIMIZER_FILE,
     STATE_FILE,
+    SUMS_FILE,
     WEIGHTS_FILE,
     checkpoint_name,
 )
 from lorawgpu.files.safetensors import SafetensorsFile
-from lorawgpu.files.untrusted import read_json_object
+from lorawgpu.files.untrusted import read_bytes, read_json_object
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 
-_FILES = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE)
+FORMAT = 3  # of `trainer_state.json`
+_FILES = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, OPTIMIZER_FILE, STATE_FILE)
 _NAME = re.compile(CHECKPOINT_PATTERN)
-_REPLACED = re.compile(rf"\.({CHECKPOINT_PATTERN})\.replaced")
+MAX_SUMS = 4096  # bytes of a `SHA256SUMS`
 _log = logging.getLogger(__name__)
 
 Tensors = dict[str, np.ndarray]
@@ -64,8 +67,9 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
     run.mkdir(parents=True, exist_ok=True)
     _sweep(run)
     final = run / checkpoint_name(snapshot.state["step"])
-    partial = run / f".{final.name}.partial"
+    partial = marked(final, "partial")
     try:
+        partial.mkdir()
         write_adapter(partial, snapshot.lora, snapshot.adapter, base_model_name)
         moments = {
             f"{part}.{name}": np.ascontiguousarray(tensor, np.float32)
@@ -73,11 +77,11 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
             for name, tensor in tensors.items()
         }
         write_synced(partial / OPTIMIZER_FILE, safetensors.numpy.save(moments))
-        state = snapshot.state | {"files": {name: _fingerprint(partial / name) for name in _FILES}}
-        write_synced(partial / STATE_FILE, json.dumps(state, indent=1, allow_nan=False).encode())
+        write_synced(partial / STATE_FILE, json.dumps(snapshot.state, indent=1, allow_nan=False).encode())
+        write_synced(partial / SUMS_FILE, _sums(partial).encode())
         sync_folder(partial)
         if final.exists():
-            final.rename(run / f".{final.name}.replaced")
+            final.rename(marked(final, "replaced"))
         partial.rename(final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # most likely the disk is full
@@ -89,22 +93,27 @@ def save_checkpoint(run: Path, snapshot: Snapshot, base_model_name: str) -> Path
 
 def restore_replaced(run: Path) -> None:
     """Put back a checkpoint whose replacement was interrupted between its two renames."""
-    for replaced in run.glob(".checkpoint-*.replaced"):
-        final = run / replaced.name.removeprefix(".").removesuffix(".replaced")
-        if not final.exists():
-            replaced.rename(final)
+    for name, path in find_marked(run, "replaced"):
+        if _NAME.fullmatch(name) and not (run / name).exists():
+            path.rename(run / name)
 
 
 def _sweep(run: Path) -> None:
-    """Remove what an interrupted save or removal left behind."""
+    """Remove what an interrupted save or removal left behind. What cannot be removed is only in the way."""
     restore_replaced(run)
-    for leftover in run.glob(".checkpoint-*"):
-        shutil.rmtree(leftover)
+    try:
+        sweep_marked(run, _NAME, ("partial", "replaced", "removed"))
+    except OSError as error:
+        _log.warning("%s cannot be removed: %s; remove it by hand", error.filename or run, error.strerror)
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+def _sums(folder: Path) -> str:
+    """The SHA-256 of each file of a checkpoint, as `sha256sum` prints it."""
+    lines = []
+    for name in _FILES:
+        with open(folder / name, "rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    return "".join(lines)
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -113,9 +122,9 @@ def list_checkpoints(run: Path) -> list[Path]:
     A checkpoint that `restore_replaced` has not put back yet is listed under its hidden name.
     """
     found = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
-    for path in run.glob(".checkpoint-*.replaced"):
-        if (match := _REPLACED.fullmatch(path.name)) and not (run / match[1]).exists():
-            found.append((int(match[2]), path))
+    for name, path in find_marked(run, "replaced"):
+        if (match := _NAME.fullmatch(name)) and not (run / name).exists():
+            found.append((int(match[1]), path))
     return [path for _, path in sorted(found)]
 
 
@@ -125,24 +134,35 @@ def newest_checkpoint(run: Path) -> Path | None:
         try:
             _read_state(path)
         except UserError as error:
-            _log.warning("skipped a damaged checkpoint: %s", error)
+            _log.warning("skipped %s", error)
         else:
             return path
     return None
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Read and check `trainer_state.json`. Raises UserError, naming the file that is missing or damaged."""
-    state = read_json_object(path / STATE_FILE)
-    fingerprints = state.pop("files", None)
-    if type(state.get("step")) is not int or not isinstance(fingerprints, dict) or set(fingerprints) != set(_FILES):
-        raise UserError(f"{path / STATE_FILE}: not the state of a checkpoint; resume from another one")
-    for name in _FILES:
+    """Check every file of a checkpoint and read its state. UserError, naming the file that is missing or damaged."""
+    if not (path / SUMS_FILE).exists() and (path / STATE_FILE).exists():
+        _refuse_other_format(path, read_json_object(path / STATE_FILE))
+    for name in (*_FILES, SUMS_FILE):
         if not (path / name).is_file():
             raise UserError(f"{path}: {name} is missing")
-        if _fingerprint(path / name) != fingerprints[name]:
-            raise UserError(f"{path}: {name} is not the file that was saved (truncated or changed)")
+    found, saved = _sums(path), read_bytes(path / SUMS_FILE, MAX_SUMS)
+    if found.encode() != saved:
+        intact = saved.decode("ascii", "replace").splitlines()
+        changed = [line.split()[1] for line in found.splitlines() if line not in intact] or [SUMS_FILE]
+        raise UserError(f"{path}: {changed[0]} is not the file that was saved (truncated or changed)")
+    state = read_json_object(path / STATE_FILE)
+    _refuse_other_format(path, state)
     return state
+
+
+def _refuse_other_format(path: Path, state: dict) -> None:
+    if state.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: another version of lorawgpu wrote this checkpoint, so it cannot be resumed; to train its adapter "
+            f"further, start a run in another output_dir with `adapter: {path}`"
+        )
 
 
 def load_checkpoint(path: Path) -> Snapshot:
@@ -166,7 +186,10 @@ def prune_checkpoints(run: Path, limit: int, best: Path | None = None) -> None:
     restore_replaced(run)
     for path in list_checkpoints(run)[:-limit]:
         if best is None or path.name != best.name:
-            path.rename(path.with_name(f".{path.name}.removed"))
+            try:
+                path.rename(marked(path, "removed"))
+            except OSError as error:  # the newer one is saved: no reason to end the run
+                _log.warning("%s cannot be removed: %s; remove it by hand", path, error.strerror)
     _sweep(run)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +13,19 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lorawgpu.errors import UserError
 from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.untrusted import read_bytes
 from lorawgpu.train.loggers import Logger
 from lorawgpu.util.duration import duration
 from lorawgpu.util.progress import INTERVAL, bar
 
 EVALUATING, SAVING = "evaluating", "saving"
 SHOWN_FROM = 1.0  # seconds not spent training, in the summary
+
+MAX_METRICS = 1 << 30  # bytes: a million steps, all logged, take a quarter of it
+MAX_BAD_LINES = 1000
+MAX_STEP = 10**12
 
 
 class MetricsLog:
@@ -32,14 +39,20 @@ class MetricsLog:
         self.loggers = loggers
         kept = [] if resume_step is None else [r for r in read_metrics(path) if r["step"] <= resume_step]
         replace_file(path, b"".join(_line(record) for record in kept))
+        self.records = len(kept)  # in the file
         self._file = open(path, "ab")
 
     def write(self, step: int, **values: Any) -> None:
         self._file.write(_line({"step": step} | values))
         self._file.flush()
+        self.records += 1
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         for logger in self.loggers:
             logger.write(step, numbers)
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut, as the checkpoint that follows does."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -51,9 +64,12 @@ class NoLog(MetricsLog):
     """The log of a process that does not lead: it discards everything."""
 
     def __init__(self):
-        pass
+        self.records = 0
 
     def write(self, step: int, **values: Any) -> None:
+        pass
+
+    def sync(self) -> None:
         pass
 
     def close(self) -> None:
@@ -66,15 +82,20 @@ def now() -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file, also of a running or killed run; empty if there is no file."""
-    records = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    """The records of a metrics file, also of a running or killed run; empty if there is no file.
+
+    UserError if it is too large, or for the most part no file of records.
+    """
+    records, bad = [], 0
+    for line in read_bytes(path, MAX_METRICS).splitlines() if path.is_file() else []:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):  # a line that was being written, or a line of another program
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            record = None
+        if isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] <= MAX_STEP:
             records.append(record)
+        elif (bad := bad + 1) > MAX_BAD_LINES:
+            raise UserError(f"{path}: more than {MAX_BAD_LINES:,} of its lines are no records of a run")
     return records
 
 

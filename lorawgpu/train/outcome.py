@@ -22,6 +22,19 @@ def why_over(run: Run, state: TrainerState) -> str | None:
     return None
 
 
+def stopped_blind(run: Run, state: TrainerState) -> bool:
+    """Whether the run was stopped early by held-out losses that are not finite."""
+    early = state.step < run.schedule.total_steps and why_over(run, state) is not None
+    return early and "eval_loss" in state.metrics and state.metrics["eval_loss"] is None
+
+
+def missing_records(metrics: Path, found: int, state: TrainerState) -> str | None:
+    """A note if the metrics file has lost records that it had when the checkpoint was saved."""
+    if found >= state.logged:
+        return None
+    return f"{metrics}: {state.logged - found} of the {state.logged} records up to step {state.step} are gone"
+
+
 def base_loss(metrics: Path) -> float | None:
     """The held-out loss of the base model, if the run measured it before its first step."""
     return next((r["base_eval_loss"] for r in read_metrics(metrics) if r.get("base_eval_loss") is not None), None)

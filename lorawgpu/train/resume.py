@@ -14,7 +14,7 @@ from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import UserError
 from lorawgpu.gpu.kernel import SHADERS
 from lorawgpu.ops.step_state import StepState, pack_state
-from lorawgpu.train.checkpoint import Snapshot, differences, load_checkpoint, require_same
+from lorawgpu.train.checkpoint import FORMAT, Snapshot, differences, load_checkpoint, require_same
 from lorawgpu.train.setup import Run
 
 # Settings that may differ when a run is resumed; they change how it goes on.
@@ -22,7 +22,6 @@ MUTABLE_ON_RESUME = (
     "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
     "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
 )  # fmt: skip
-FORMAT = 2  # of trainer_state.json: the model is identified by its own files, not by how this package describes it
 GOOD = StepState(bad=False, bad_run=0, bad_total=0, record=None, steps=0)
 
 
@@ -37,7 +36,8 @@ class TrainerState:
     best: dict | None = None  # {"step", "loss"} of the best evaluation
     evals_since_best: int = 0
     evaluation_due: bool = False  # an evaluation after `step` was interrupted
-    metrics: dict = field(default_factory=dict)  # as last logged
+    metrics: dict = field(default_factory=dict)  # as last logged; None for a value that is not finite
+    logged: int = 0  # records in the metrics file
 
     def to_json(self) -> dict:
         """The keys are part of the checkpoint format; a change of them is another FORMAT."""
@@ -50,8 +50,10 @@ class TrainerState:
             "bad_steps": {"run": self.bad.bad_run, "total": self.bad.bad_total, "windows": self.bad.steps},
             "best": self.best,
             "evaluations_since_best": self.evals_since_best,
+            "evaluation_due": self.evaluation_due,
             "metrics": self.metrics,
-        } | ({"evaluation_due": True} if self.evaluation_due else {})
+            "logged": self.logged,
+        }
 
     @staticmethod
     def from_json(state: dict) -> "TrainerState":
@@ -63,8 +65,9 @@ class TrainerState:
             StepState(False, bad["run"], bad["total"], None, bad["windows"]),
             state["best"],
             state["evaluations_since_best"],
-            bool(state.get("evaluation_due")),
+            state["evaluation_due"],
             state["metrics"],
+            state["logged"],
         )
 
 
@@ -81,11 +84,6 @@ def environment(device) -> dict[str, str]:
 def load_snapshot(path: Path) -> Snapshot:
     """Read a checkpoint. UserError when it is incomplete, or in another format than this version writes."""
     snapshot = load_checkpoint(path)
-    if snapshot.state.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: another version of lorawgpu wrote this checkpoint, so it cannot be resumed; to train its adapter "
-            f"further, start a run in another output_dir with `adapter: {path}`"
-        )
     try:
         for key in ("identity", "data_files", "environment", "config", "today"):
             snapshot.state[key]
@@ -106,7 +104,10 @@ def today_of(snapshot: Snapshot) -> datetime | None:
 def check_same_run(run: Run, snapshot: Snapshot, path: Path) -> None:
     """Raises UserError, naming every difference, if the checkpoint was made with another model, data or adapter, or if
     it is beyond the last step of this run."""
-    reasons = {"data": _data_difference(snapshot.state["data_files"], run.data.files)}
+    reasons = {
+        "data": _data_difference(snapshot.state["data_files"], run.data.files),
+        "adapter": "the checkpoint's run and this one continue from different adapters, or one of them from none",
+    }
     require_same(snapshot.state["identity"], run.identity, path, reasons)
     step, total = snapshot.state["step"], run.schedule.total_steps
     if step > total:

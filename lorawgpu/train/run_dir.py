@@ -8,13 +8,15 @@ write_config, set_metrics_aside     the first files that a run writes
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lorawgpu.errors import UserError
-from lorawgpu.files.atomic import replace_file
+from lorawgpu.files.atomic import replace_file, sweep_marked
 from lorawgpu.files.lock import only_run_in
+from lorawgpu.files.paths import expand
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE, METRICS_FILE, REPORT_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.train.checkpoint import list_checkpoints, newest_checkpoint, restore_replaced
 
@@ -25,9 +27,11 @@ WRITTEN = (WEIGHTS_FILE, ADAPTER_CONFIG_FILE, METRICS_FILE, RUN_CONFIG_FILE, REP
 
 @contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Lock a run folder against other processes and restore its checkpoints. Raises UserError as `only_run_in`."""
+    """Lock a run folder against other processes, put back its checkpoints and remove half-written files of a run that
+    was killed. Raises UserError as `only_run_in`."""
     with only_run_in(folder):
         restore_replaced(folder)
+        sweep_marked(folder, re.compile("|".join(map(re.escape, WRITTEN))))
         yield
 
 
@@ -42,7 +46,7 @@ def checkpoint_to_resume(run_folder: Path, choice: str | None, config_path: Path
         raise UserError(reason)
     if choice is None:
         return None
-    path = Path(choice).expanduser().absolute()
+    path = expand(choice).absolute()
     if choice == "auto" or path.resolve() == run_folder.resolve():
         return _newest(run_folder)
     if not path.exists():
@@ -61,7 +65,7 @@ def checkpoint_to_resume(run_folder: Path, choice: str | None, config_path: Path
 def _newest(run_folder: Path) -> Path | None:
     newest, found = newest_checkpoint(run_folder), list_checkpoints(run_folder)
     if found and newest is None:
-        raise UserError(f"{run_folder}: none of its {len(found)} checkpoints is complete; choose another output_dir")
+        raise UserError(f"{run_folder}: none of its {len(found)} checkpoints can be resumed; choose another output_dir")
     return newest
 
 

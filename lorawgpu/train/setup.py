@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from lorawgpu.data.workers import default_workers
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.exchange import Exchange
 from lorawgpu.errors import DeviceError, UserError
+from lorawgpu.files.digest import remembered_digest
 from lorawgpu.gpu import KernelCache, device_errors
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.lora.base_name import note_other_base
@@ -34,6 +36,7 @@ from lorawgpu.optim.adamw import AdamW
 from lorawgpu.optim.schedule import Schedule, schedule_of
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.train.loggers import require_loggers
+from lorawgpu.util.later import Later
 from lorawgpu.util.progress import busy
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.hf_folder import read_config
@@ -64,8 +67,8 @@ class Run:
     schedule: Schedule
     lora: LoraConfig
     start: dict[str, np.ndarray]
-    identity: dict  # a checkpoint must match it to be resumed by this run
     longest: int  # tokens of the longest sample, held-out ones included
+    model_digest: Later[str]
 
     @property
     def capacity(self) -> int:
@@ -74,6 +77,13 @@ class Run:
     @property
     def folder(self) -> Path:
         return Path(self.config.output_dir)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with to be resumed by this run. Waits until the model's files are hashed."""
+        wanted = self.config.resume_identity() | adapter_identity(self.lora)
+        start = start_digest(self.start) if self.config.start_from else None
+        return wanted | {"model": self.model_digest.result(), "data": self.data.digest, "adapter": start}
 
 
 def text_setup(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_size: int | None) -> TextSetup:
@@ -127,7 +137,7 @@ def load_data(
     )
 
     def specs(sets):
-        return [DatasetSpec(d.path, d.type, d.weight) for d in sets]
+        return [DatasetSpec(d.path, d.type, d.weight, d.split) for d in sets]
 
     try:
         return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
@@ -168,8 +178,13 @@ def prepare(
     )
     batches = Batches(data.train, settings, data.weights)
     schedule = schedule_of(config, total_steps(config, batches))
-    identity = config.resume_identity() | {"model": model_digest(checkpoint), "data": data.digest}
-    return Run(config, checkpoint, text, data, batches, schedule, lora, start, identity, longest)
+    if config.warmup_steps > schedule.total_steps:
+        raise UserError(
+            f"warmup_steps {config.warmup_steps} is more than the {schedule.total_steps} steps of this run: the warmup "
+            "would never end; lower warmup_steps, or raise num_epochs"
+        )
+    digest = Later(partial(model_digest, checkpoint))
+    return Run(config, checkpoint, text, data, batches, schedule, lora, start, longest, digest)
 
 
 def total_steps(config: TrainConfig, batches: Batches) -> int:
@@ -182,17 +197,35 @@ def total_steps(config: TrainConfig, batches: Batches) -> int:
 
 
 def model_digest(checkpoint: Checkpoint) -> str:
-    """Identifies a model in milliseconds: a hash of its settings, and of size and 64 pieces of each weight file."""
-    hashed = hashlib.blake2b(checkpoint.settings(), digest_size=16)
+    """A hash of a model's settings and of every byte of its weight files; see `remembered_digest` for when they are
+    read."""
+    hashed = hashlib.sha256(checkpoint.settings())
     path = Path(checkpoint.path)
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-        size = file.stat().st_size
-        hashed.update(str(size).encode())
-        with file.open("rb") as stream:
-            for i in range(64):
-                stream.seek(size * i // 64)
-                hashed.update(stream.read(4096))
+        hashed.update(remembered_digest(file, default_cache_dir()).encode())
     return hashed.hexdigest()
+
+
+def start_digest(start: dict[str, np.ndarray]) -> str:
+    """A hash of the adapter that a run continues from."""
+    hashed = hashlib.sha256()
+    for name, tensor in start.items():
+        hashed.update(name.encode())
+        hashed.update(np.ascontiguousarray(tensor))
+    return hashed.hexdigest()
+
+
+def adapter_identity(lora: LoraConfig) -> dict[str, Any]:
+    """What the adapter is, under the config's keys: one to continue from has its own rank, alpha and targets."""
+    targets = lora.target_modules
+    return {
+        "lora_r": lora.r,
+        "lora_alpha": lora.alpha,
+        "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
+        "use_rslora": lora.use_rslora,
+        "rank_pattern": lora.rank_pattern,
+        "alpha_pattern": lora.alpha_pattern,
+    }
 
 
 def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange: Exchange | None = None) -> Engine:
@@ -201,6 +234,8 @@ def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange:
     After that the memory of the run is known, except for up to 26 MiB that split sums of a smaller plan may need. On a
     dry device no weights are read. Raises DeviceError if the run does not fit, with settings that would.
     """
+    if not device.dry:
+        run.model_digest.start()  # done before the first checkpoint needs it
     with device_errors():
         model = (meta_model if device.dry else load_model)(device, run.checkpoint)
         weights = dict(device.memory.held)

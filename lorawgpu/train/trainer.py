@@ -25,7 +25,7 @@ from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts, exit_code
 from lorawgpu.train.loggers import open_loggers
 from lorawgpu.train.metrics import SAVING, MetricsLog, NoLog, Progress, now
-from lorawgpu.train.outcome import base_loss, compared_to_base, summary, why_over
+from lorawgpu.train.outcome import base_loss, compared_to_base, missing_records, stopped_blind, summary, why_over
 from lorawgpu.train.resume import TrainerState, restore, resume_notes, take_snapshot
 from lorawgpu.train.run_dir import set_metrics_aside, write_config
 from lorawgpu.train.samples import Samples
@@ -83,6 +83,11 @@ class Trainer:
             self.progress.close()
         if self.exchange.leads:
             print(summary(self.run, self.state, done or self.progress.summary(), self.base))
+        if stopped_blind(self.run, self.state):
+            raise CheckFailed(
+                f"step {self.state.step}: the held-out loss is not finite, so early stopping had nothing to go by. "
+                f"{self._remedy()}, and look at the held-out data"
+            )
         return 0
 
     def _open_progress(self, folder: Path) -> Progress:
@@ -94,6 +99,7 @@ class Trainer:
         kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
         log = MetricsLog(folder / METRICS_FILE, self.state.step or None, loggers)
+        kept.append(missing_records(folder / METRICS_FILE, log.records, self.state))
         start = {"started": now()} if self.state.step else {"plan": self.plan, "total_steps": total, "started": now()}
         log.write(self.state.step, **start)
         self.base = base_loss(folder / METRICS_FILE)
@@ -216,7 +222,7 @@ class Trainer:
         }
         loss = metrics.pop("loss")
         self.progress.logged(state.step, loss, lr, report.grad_norm, **metrics, **more)
-        state.metrics = {"loss": None if math.isnan(loss) else loss}
+        state.metrics["loss"] = loss if math.isfinite(loss) else None
         self._set_pace()
 
     def _set_pace(self) -> None:
@@ -258,6 +264,7 @@ class Trainer:
             state.best, state.evals_since_best = {"step": state.step, "loss": result.loss}, 0
         else:
             state.evals_since_best += 1
+        state.metrics["eval_loss"] = result.loss if math.isfinite(result.loss) else None
         numbers = {"eval_loss": result.loss, "eval_perplexity": result.perplexity, "eval_tokens": result.tokens}
         self.progress.log.write(state.step, **numbers)
         verdict = f", the best{compared_to_base(result.loss, self.base)}" if best else ""
@@ -288,6 +295,8 @@ class Trainer:
         self.work, self.since = 0.0, time.perf_counter()
 
     def _write_checkpoint(self, prune: bool) -> None:
+        self.progress.log.sync()
+        self.state.logged = self.progress.log.records
         snapshot = take_snapshot(self.run, self.engine, self.state)
         try:
             save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)

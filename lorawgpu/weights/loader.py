@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from lorawgpu.errors import UserError
 from lorawgpu.files.hub import download, is_hub_name
+from lorawgpu.files.paths import expand
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
 from lorawgpu.weights.tensors import Checkpoint, Dense, Ternary, expected_tensors
@@ -31,7 +32,7 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
         raise UserError(f"{name}: {_instead_of(name)}.")
     if name.startswith(BUILTIN):
         return open_builtin(name.removeprefix(BUILTIN))
-    path = Path(name).expanduser()
+    path = expand(name)
     if not path.exists() and is_hub_name(name):
         path = download(name)
     return open_path(path, name)

@@ -27,6 +27,8 @@ ELSEWHERE = {
     "it has to match whole paths": "test_adapter_start.py",
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
+    "is of the split": "test_splits.py",
+    ", on the hub: {": "test_data_files.py",
     # Messages that need a whole run, a missing library, or a network
     "made by another run": "test_resume.py",
     "steps: raise max_steps": "test_resume.py: a run made shorter than its checkpoint",
