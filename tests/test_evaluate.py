@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_an_evaluation_shows_how_far_it_is_and_can_be_ended(tmp_path, device, ke
     monkeypatch.setattr(progress, "INTERVAL", 0.0)
     assert command.main(["--model", str(MODEL), "--data", str(tmp_path / "data.jsonl")]) == 0
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and f"evaluating 8 samples: 50% of {total} tokens" in err
+    assert out.count("\n") == 1 and re.search(rf"evaluating 8 samples: [5-9]\d% of {total} tokens\n", err)
 
 
 def test_an_adapter_of_another_model_is_noted_here_and_in_training(tmp_path, capsys):

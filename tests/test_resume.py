@@ -213,7 +213,7 @@ def test_metrics_that_were_lost_are_said(tmp_path, capsys, runs):
         assert gone in capsys.readouterr().err
     file.write_bytes(whole)
     runs.trainer(config, "auto")._open_progress(file.parent).close()
-    assert "are gone" not in capsys.readouterr().err and file.read_bytes() == whole
+    assert "are gone" not in capsys.readouterr().err and file.read_bytes().startswith(whole)
 
 
 def test_auto_without_a_checkpoint_starts_a_new_run_and_says_so(tmp_path, capsys, train_main):
