@@ -11,7 +11,7 @@ from lorawgpu.families.config import ModelConfig, check_sizes
 from lorawgpu.families.hf import MULTIMODAL_PREFIX, from_hf
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.registry import FAMILIES
-from lorawgpu.files.dtypes import DENSE_TYPES
+from lorawgpu.files.dtypes import DENSE_TYPES, widen
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
@@ -45,17 +45,30 @@ class HfFolder(Checkpoint):
         self._stored = {module_name(name, self.config.prefix): name for name in files}
         self._files = {name: files[stored] for name, stored in self._stored.items()}
         self.norm_offset = FAMILIES[self.config.family].norm_offset
-        if self.config.tie_word_embeddings and self._has_own_head():
+        self.untied = self.config.tie_word_embeddings and self._has_own_head()
+        if self.untied:
             self.config = dataclasses.replace(self.config, tie_word_embeddings=False)
         self._nf4 = Nf4Tensors(self.stored())
         self._shapes = expected_tensors(self.config)
         self._check()
 
     def _has_own_head(self) -> bool:
-        """Whether the file stores a head that differs from the embedding: transformers does not tie it then."""
-        if HEAD not in self._files or self.embedding_name not in self._files:
+        """Whether the file stores a head that differs from the embedding: transformers does not tie it then.
+
+        A head without an embedding is both.
+        """
+        if HEAD not in self._files:
+            return False
+        if self.embedding_name not in self._files:
+            for names in (self._files, self._stored):
+                names[self.embedding_name] = names.pop(HEAD)
             return False
         head, embedding = (self._files[name].read(self._stored[name]) for name in (HEAD, self.embedding_name))
+        if (ours := self._dtype(HEAD)) != (theirs := self._dtype(self.embedding_name)):
+            head, embedding = (
+                widen(head, DENSE_TYPES.get(ours, ours)),
+                widen(embedding, DENSE_TYPES.get(theirs, theirs)),
+            )
         return not np.array_equal(head, embedding)
 
     def outside(self) -> list[str]:

@@ -55,6 +55,7 @@ def open_path(path: Path, name: str) -> Checkpoint:
     if path.is_dir():
         checkpoint = HfFolder(path, name)
         note_unused(checkpoint)
+        note_untied(checkpoint)
         return checkpoint
     if not path.is_file():
         raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
@@ -71,6 +72,16 @@ def note_unused(checkpoint: HfFolder) -> None:
         parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in others}))
         print(
             f"note: {checkpoint.name}: {len(others)} tensors ({parts}) are not read; only text is trained",
+            file=sys.stderr,
+        )
+
+
+def note_untied(checkpoint: HfFolder) -> None:
+    """Print a note on stderr if the files contradict the config about the head."""
+    if checkpoint.untied:
+        print(
+            f"note: {checkpoint.name}: config.json says tie_word_embeddings: true, but lm_head.weight differs from the "
+            "embedding; as in transformers 5 the two are not tied",
             file=sys.stderr,
         )
 
