@@ -23,7 +23,8 @@ from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.rope import Rope
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
-from lorawgpu.weights.hf_folder import HfFolder
+from lorawgpu.weights.hf_folder import HfFolder, with_activation
+from lorawgpu.weights.options import HIDDEN_ACT
 from lorawgpu.weights.tensors import Dense, expected_tensors
 
 RUNTIME = "merged weights"
@@ -74,7 +75,8 @@ def _copy_files(folder: Path, source: ExportSource) -> None:
         if path.is_file() and path.suffix in COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
     config = read_json_object(folder / "config.json")
-    changed = dict(config)
+    act = source.checkpoint.options.get(HIDDEN_ACT)
+    changed = with_activation(config, act) if act else dict(config)
     if source.checkpoint.quantized or source.config.ternary:
         changed.pop("quantization_config", None)
         changed.pop("dtype", None)

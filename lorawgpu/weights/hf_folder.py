@@ -18,6 +18,7 @@ from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.bitsandbytes import Nf4Tensors, is_nf4
 from lorawgpu.weights.nf4 import Nf4
+from lorawgpu.weights.options import HIDDEN_ACT, ModelOptions
 from lorawgpu.weights.tensors import (
     HEAD,
     Checkpoint,
@@ -38,9 +39,9 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 class HfFolder(Checkpoint):
     """The checkpoint in folder `path`; `name` is what the user called it. Reads and checks all headers."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
-        self.config = read_config(path)
+    def __init__(self, path: Path, name: str, options: ModelOptions | None = None) -> None:
+        self.path, self.name, self.options = path, name, dict(options or {})
+        self.config = read_config(path, self.options.get(HIDDEN_ACT))
         files = _tensor_files(path)
         self._stored = {module_name(name, self.config.prefix): name for name in files}
         self._files = {name: files[stored] for name, stored in self._stored.items()}
@@ -78,7 +79,8 @@ class HfFolder(Checkpoint):
         return [name for name in self._files if not name.startswith((self.config.prefix, "lm_head."))]
 
     def settings(self) -> bytes:
-        return (self.path / "config.json").read_bytes()
+        act = self.options.get(HIDDEN_ACT, "")
+        return (self.path / "config.json").read_bytes() + act.encode()
 
     def stored(self) -> dict[str, tuple[SafetensorsFile, str]]:
         """Every tensor in the files, not only the model's: by our name, its file and its name there."""
@@ -168,9 +170,17 @@ def module_name(name: str, prefix: str) -> str:
     return name
 
 
-def read_config(folder: Path) -> ModelConfig:
+def with_activation(settings: dict, act: str) -> dict:
+    """A config.json with this activation, that of the text part of a multimodal model."""
+    if isinstance(text := settings.get("text_config"), dict):
+        return settings | {"text_config": with_activation(text, act)}
+    return settings | {"hidden_activation" if "hidden_activation" in settings else "hidden_act": act}
+
+
+def read_config(folder: Path, act: str | None = None) -> ModelConfig:
     """The config of a model folder, with the additional EOS tokens of `generation_config.json`.
 
+    act: the activation, instead of the file's.
     UserError, saying what the folder seems to be, if it has no config.json.
     """
     path = folder / "config.json"
@@ -182,6 +192,8 @@ def read_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise UserError(f"{folder}: no config.json; wanted a Hugging Face model folder or a .gguf file.")
     settings = read_json_object(path)
+    if act:
+        settings = with_activation(settings, act)
     if is_nf4(settings):
         del settings["quantization_config"]  # the tensors say which of them are in NF4, and how
     config = from_hf(settings, str(path))
