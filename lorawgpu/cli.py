@@ -93,6 +93,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     usage = "a Hugging Face folder, a .gguf file, builtin:NAME, or a hub name (default: the adapter's base model)"
     parser.add_argument("--model", metavar="M", help=usage)
     parser.add_argument("--adapter", metavar="DIR", help="a PEFT adapter directory")
+    add_model_option(parser)
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """--model-option KEY=VALUE, repeatable."""
+    usage = "say what the model's files leave open: hidden_act=relu2, i2_s_layout=x86 (default: the adapter's)"
+    parser.add_argument("--model-option", metavar="KEY=VALUE", action="append", default=[], help=usage)
 
 
 def add_template_kwargs_option(parser: argparse.ArgumentParser) -> None:

@@ -65,7 +65,7 @@ def write_case(folder, path, arch, edit=lambda writer: None, tokenizer=False):
     METADATA.get(arch, lambda writer, text: None)(writer, text)
     _common(writer, text, config)
     if tokenizer:
-        _tokenizer(writer, text["vocab_size"])
+        add_tokenizer(writer, text["vocab_size"])
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))
     for name, values in _tensors(folder, tied).items():
         if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
@@ -174,7 +174,7 @@ def _mistral3(writer, text):
     writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
-def _tokenizer(writer, size):
+def add_tokenizer(writer, size):
     """Byte-level BPE with as many letters as fit, and one merge."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(i) for i in visible] + [chr(256 + i) for i in range(256 - len(visible))]

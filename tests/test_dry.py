@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,19 @@ from golden_case import GOLDEN
 from tiny_run import byte_model, write_config
 
 from lorawgpu.config.schema import load_config
+from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.errors import DeviceError
 from lorawgpu.gpu import KernelCache, Plan, open_device, open_dry_device
 from lorawgpu.gpu import device as gpu_device
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import adapter_shapes
+from lorawgpu.optim.adamw import AdamW
 from lorawgpu.train import __main__ as train
 from lorawgpu.train.setup import build_engine, prepare
 from lorawgpu.train.summary import plan_of
 from lorawgpu.train.trainer import Trainer
+from lorawgpu.weights.synthetic import SHAPES, empty_model, mix_of
 
 CASES = {
     "dense": {"base_model": str(GOLDEN / "llama_dense"), "lora_dropout": 0.1},
@@ -101,12 +108,28 @@ def test_it_names_settings_that_would_fit(tmp_path):
 
 @pytest.mark.parametrize("open_it", [open_device, open_dry_device])
 def test_activations_beyond_a_binding_name_settings_that_fit(tmp_path, open_it):
-    """The guaranteed binding of 128 MiB holds 2,427 rows of BitNet-2B's gate and up."""
+    """The guaranteed binding of 128 MiB holds 8,738 rows of BitNet-2B's queries, keys and values."""
     run = prepare(load_config(write_config(tmp_path, micro_batch_size=8, sequence_len=32)))
     device = open_it()
     device.limits = device.limits | {"max-storage-buffer-binding-size": 96 << 10}
     with pytest.raises(DeviceError, match=r"(?s)at once; .* allows 98,304.*It would fit with micro_batch_size"):
         build_engine(run, device)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpointing": True, "dropout": 0.1}])
+def test_within_the_guaranteed_limits_8b_takes_4096_rows(monkeypatch, options):
+    """470 MB of gate and up, in blocks of 1,152 rows; smaller plans need no further buffer."""
+    monkeypatch.setenv("LORAWGPU_LIMITS", "webgpu")
+    config = replace(SHAPES["llama-3.1-8b"], layers=SHAPES["llama-3.1-8b"].layers[:2])
+    device, lora = open_dry_device(), LoraConfig(16, 32, config.all_linear())
+    model, layout = empty_model(device, config, mix_of(config, "q4_k_m")), AdapterLayout(lora, config)
+    start = {name: np.zeros(shape, np.float32) for name, shape in adapter_shapes(lora, config).items()}
+    engine = Engine(device, model, Options(4096, 4096, **options), layout, start, AdamW())
+    held = device.memory.held["activations"]
+    for rows in (3968, 2304, 1152, 128):
+        engine.plan("train", rows)
+    engine.plan("eval", 4096)
+    assert device.memory.held["activations"] == held
 
 
 @pytest.mark.parametrize("open_it", [open_device, open_dry_device])

@@ -1,6 +1,7 @@
 """Merged weights: base and change rounded once, in the base's dtype; ternary bases are refused or dequantized."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tiny_model import TinyCheckpoint, random_adapter, tiny_config
 from lorawgpu.chat.builtin import CHATML
 from lorawgpu.errors import UserError
 from lorawgpu.export import merged
+from lorawgpu.export.source import open_source
 from lorawgpu.export.weights_file import write_weights
 from lorawgpu.families.hf import to_hf
 from lorawgpu.families.modules import LINEAR_MODULES
@@ -42,6 +44,19 @@ def test_merged_weights_are_base_and_change_rounded_once(tmp_path, capsys):
             # half a unit of the last of 8 bits; the sum was float32 before
             assert (np.abs(after.float32() - exact) <= 2.0**-8 * np.abs(exact) + 1e-7).all()
         assert change != np.array_equal(before.data, after.data)
+
+
+def test_a_head_of_its_own_stays_untied(tmp_path):
+    base = shutil.copytree(DENSE, tmp_path / "base")
+    stored = {name: (t.data, t.dtype) for name, t in merged.read_weights(base).items()}
+    stored["lm_head.weight"] = (stored["model.embed_tokens.weight"][0][::-1].copy(), "bf16")
+    write_weights(base, ((name, Dense(*value)) for name, value in stored.items()))
+    source = open_source(str(adapter_of(tmp_path / "a", base)), str(base), True)
+    (out := tmp_path / "m").mkdir()
+    merged.write(out, source)
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+    head, embedding = (open_checkpoint(out).dense(n).data for n in ("lm_head.weight", "model.embed_tokens.weight"))
+    np.testing.assert_array_equal(head, embedding[::-1])
 
 
 def test_bf16_rounds_to_nearest_even():

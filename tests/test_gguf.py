@@ -178,7 +178,6 @@ def test_separate_head_and_ids(tmp_path):
     ("changes", "named"),
     [
         ({"arch": "qwen2"}, "qwen2"),
-        ({"arch": "bitnet-b1.58"}, "Hugging Face folder"),
         ({"metadata": {"expert_count": 8}}, "experts"),
         ({"metadata": {"attention.sliding_window": 4096}}, "sliding_window"),
         ({"metadata": {"rope.scaling.type": "dynamic"}}, "rope scaling"),
@@ -212,9 +211,10 @@ def with_type(path, name, number):
 
 
 def test_bitnet_types_are_rejected_with_advice(tmp_path):
-    path = with_type(write_gguf(tmp_path / "m.gguf"), "blk.0.ffn_up.weight", 36)
+    path = with_type(write_gguf(tmp_path / "m.gguf"), "blk.0.ffn_up.weight", 38)
     message = error_of(path)
-    assert "i2_s" in message and "Hugging Face folder" in message
+    assert "TL1" in message and "Hugging Face folder" in message
+    assert "if its type 39 is bitnet.cpp's TL2" in error_of(with_type(path, "blk.0.ffn_up.weight", 39))
     assert "type number 999" in error_of(with_type(path, "blk.0.ffn_up.weight", 999))
 
 

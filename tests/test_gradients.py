@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from golden_case import GOLDEN
 from gradcheck import relative_error
+from oplab import limited
 from tiny_model import ALL, Tiny, gradients, random_samples, tiny_config
 
 from lorawgpu.backward import linear as backward_linear
@@ -55,11 +56,11 @@ def steady_samples(tiny, lengths, **changes):
     raise AssertionError("no samples without a rounding near a tie")
 
 
-def check_against_reference(tiny, lengths=(7, 1, 12), dropout=0.0, seed=3, step=5, **options):
+def check_against_reference(tiny, lengths=(7, 1, 12), dropout=0.0, seed=3, step=5, rows=32, **options):
     key = reference.dropout_step_key(seed, step, 0) if dropout else None
     samples = steady_samples(tiny, lengths, dropout=dropout, step_key=key)
-    engine = tiny.engine(dropout=dropout, seed=seed, **options)
-    batch = flatten(samples, 32)
+    engine = tiny.engine(max(rows, 64), dropout=dropout, seed=seed, **options)
+    batch = flatten(samples, rows)
     loss, grads = gradients(engine, [batch], step)
     expected_loss, expected = step_gradients(tiny.reference(dropout=dropout), [batch], seed, step)
     assert loss / batch.targets == pytest.approx(expected_loss, abs=1e-5)
@@ -135,6 +136,51 @@ def test_dropout_against_the_reference(device, kernels, family, checkpointing):
     lora = replace(ALL, rank_pattern={"o_proj": 3}, alpha_pattern={"v_proj": 2})
     tiny = Tiny(device, kernels, tiny_config(family), lora)
     check_against_reference(tiny, dropout=0.3, checkpointing=checkpointing)
+
+
+BLOCKS = 200 << 10  # bytes of a binding that takes 64 rows of gate and up, of 800 columns, but all rows of the rest
+BLOCK_CONFIGS = {"llama": {}, "norms before the residual add": {"norms": OUT_NORMS}, "bitnet": {"family": "bitnet"}}
+
+
+def in_blocks(engine, rows) -> int:
+    """How many blocks of rows the feed-forward half of a layer runs in."""
+    records = engine.plan("train", rows).plan.sections["forward"]
+    return sum(record.label == "layers.0/gate:forward" for record in records)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_blocks_of_rows_against_the_reference(device, kernels, checkpointing, dropout):
+    tiny = Tiny(limited(device, BLOCKS), kernels, tiny_config(width=400, count=1 + checkpointing))
+    options = {"rows": 160, "positions": 80, "checkpointing": checkpointing, "dropout": dropout}
+    engine = check_against_reference(tiny, (70, 1, 80), **options)
+    assert in_blocks(engine, 160) == 3  # of 64, 64 and 32 rows
+
+
+@pytest.mark.parametrize("changes", BLOCK_CONFIGS.values(), ids=BLOCK_CONFIGS)
+def test_blocks_of_rows_change_no_bit_of_the_forward(device, kernels, changes):
+    """Their gradients are the same sums in another order."""
+    samples, found = random_samples((70, 1, 80)), []
+    options = {"positions": 80, "checkpointing": True, "dropout": 0.3}
+    for limit in (BLOCKS, 1 << 20):
+        tiny = Tiny(limited(device, limit), kernels, tiny_config(width=400, **changes))
+        engine = tiny.engine(160, **options)
+        logits = engine.logits(flatten(samples, 160), np.arange(151))
+        found.append((in_blocks(engine, 160), logits, *gradients(engine, [flatten(samples, 160)], 5)))
+    (count, logits, loss, grads), (one, same_logits, same_loss, expected) = found
+    assert (count, one) == (3, 1)
+    assert loss == same_loss and np.array_equal(logits, same_logits)
+    assert worst(grads, expected) < NOISE
+
+
+def test_smaller_plans_run_in_the_same_blocks(device, kernels):
+    """So they need no buffer that the largest plan lacks."""
+    tiny = Tiny(limited(device, BLOCKS), kernels, tiny_config(width=400))
+    engine = tiny.engine(256, 80, checkpointing=True)
+    held = engine.device.memory.held["activations"]
+    for rows, blocks in ((128, 2), (64, 1), (16, 1)):
+        assert in_blocks(engine, rows) == blocks
+    assert engine.device.memory.held["activations"] == held
 
 
 def test_long_sequences_split_their_sums(device, kernels):

@@ -186,6 +186,58 @@ def test_tied_head_and_rotary_buffers_may_be_stored(tmp_path):
     assert "lm_head.weight" not in open_checkpoint(folder).keys()
 
 
+def untied(tmp_path):
+    """The tied dense model with a head of its own, as `test_transformers_does_not_tie_them` reads it."""
+    folder = copy_case("llama_dense", tmp_path)
+
+    def add(tensors):
+        dtype, embedding = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = (dtype, embedding[::-1].copy())
+
+    rewrite(folder, add)
+    return folder
+
+
+def test_a_head_of_its_own_is_not_tied_and_a_note_says_so(tmp_path, capsys):
+    checkpoint = open_checkpoint(untied(tmp_path))
+    err = capsys.readouterr().err
+    assert "config.json says tie_word_embeddings: true, but lm_head.weight differs" in err and err.count("note:") == 1
+    assert checkpoint.head_name == "lm_head.weight" and not checkpoint.config.tie_word_embeddings
+    head, embedding = (checkpoint.dense(name).data for name in ("lm_head.weight", "model.embed_tokens.weight"))
+    np.testing.assert_array_equal(head, embedding[::-1])
+
+
+@pytest.mark.reference
+def test_transformers_does_not_tie_them(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = untied(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    head, embedding = model.lm_head.weight.detach().numpy(), model.model.embed_tokens.weight.detach().numpy()
+    np.testing.assert_array_equal(head, open_checkpoint(folder).dense("lm_head.weight").float32())
+    np.testing.assert_array_equal(head, embedding[::-1])
+
+
+def test_an_equal_head_of_another_dtype_is_tied(tmp_path, capsys):
+    folder = copy_case("llama_dense", tmp_path)
+
+    def add(tensors):
+        bits = tensors["model.embed_tokens.weight"][1]
+        tensors["lm_head.weight"] = ("F32", (bits.astype(np.uint32) << 16).view(np.float32))
+
+    rewrite(folder, add)
+    assert open_checkpoint(folder).config.tie_word_embeddings and capsys.readouterr().err == ""
+
+
+def test_a_head_without_an_embedding_is_both(tmp_path):
+    """As transformers: the parameter that exists is tied to the other."""
+    folder = copy_case("llama_dense", tmp_path)
+    want = open_checkpoint(folder).dense("model.embed_tokens.weight").data.copy()
+    rewrite(folder, lambda tensors: tensors.__setitem__("lm_head.weight", tensors.pop("model.embed_tokens.weight")))
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.head_name == "model.embed_tokens.weight" and "lm_head.weight" not in checkpoint.keys()
+    np.testing.assert_array_equal(checkpoint.dense("model.embed_tokens.weight").data, want)
+
+
 def test_wrong_shapes_and_stores_are_named(tmp_path):
     folder = copy_case("llama_dense", tmp_path)
     rewrite(folder, lambda tensors: tensors.__setitem__(DOWN, ("F32", np.zeros((64, 161), np.float32))))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from golden_case import GGUF_CASES, GOLDEN, SMALL_CASES, reference_model
 from golden_results import KEYS, PHASES, perfect
+from oplab import limited
 
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.errors import UserError
@@ -67,6 +68,16 @@ def test_golden_cases_with_other_plans(device, kernels, name, options):
     # noise that Adam makes as large as the others: the update of its tensor is not compared there.
     noise = [f for f in faults if f.startswith("after3") and case.name == "llama_dense"]
     assert faults == noise and row["greedy_match"]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_golden_case_in_blocks_of_rows(device, kernels, checkpointing):
+    """Bindings of 300 KiB take 192 of the case's 256 rows of gate and up."""
+    case = read_case(GOLDEN / "llama_dense")
+    result = verify.run_case(limited(device, 300 << 10), case, kernels, checkpointing=checkpointing)
+    row, faults = judge(case, result)
+    assert [f for f in faults if not f.startswith("after3")] == [] and row["greedy_match"]
+    assert row["grad_rel_max"] < 1e-5 and row["logits_rel"] < 1e-5
 
 
 def test_the_table_and_exit_code_of_a_wrong_case(tmp_path, command):

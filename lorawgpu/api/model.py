@@ -13,11 +13,13 @@ import numpy as np
 
 from lorawgpu.api.arguments import is_conversation, messages_of, records_of, sampling_of, token_ids, whole_number
 from lorawgpu.chat.arguments import Arguments
-from lorawgpu.data.batching import Sample, flatten, token_capacity
+from lorawgpu.config.model_options import kept_options
+from lorawgpu.data.batching import Sample, SampleList, flatten, token_capacity
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.formats import detect_type
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
+from lorawgpu.engine.readings import settled
 from lorawgpu.errors import UserError
 from lorawgpu.generate.answer import Answerer
 from lorawgpu.generate.prompts import Prompts, template_for
@@ -29,6 +31,7 @@ from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.weights.device_model import Model, load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+from lorawgpu.weights.options import ModelOptions, check_options
 
 MAX_NEW_TOKENS = 256
 UNBOUNDED = 1 << 30  # tokens: the model's context is checked here, not as `sequence_len`
@@ -49,16 +52,22 @@ def load(
     device: str | int | Device | None = "auto",
     chat_template: str | None = None,
     chat_template_kwargs: Arguments | None = None,
+    model_options: ModelOptions | None = None,
 ) -> "LoadedModel":
     """Load a model and, optionally, an adapter onto a device.
 
     model: a Hugging Face folder, a .gguf file or a hub name (None: the adapter's base model); adapter: a PEFT
     directory; device: auto, cpu, gpu, an index, part of a name (None: $LORAWGPU_DEVICE, then auto), or an open Device;
     chat_template: a built-in name, a Jinja file or the template itself (default: the adapter's, else the model's);
-    chat_template_kwargs: variables of the template, such as {"enable_thinking": False} (default: the adapter's). Raises
+    chat_template_kwargs: variables of the template, such as {"enable_thinking": False} (default: the adapter's);
+    model_options: what the model's files leave open, such as {"hidden_act": "relu2"} (default: the adapter's). Raises
     UserError and DeviceError.
     """
-    checkpoint = open_checkpoint(base_for(adapter, model))
+    try:
+        options = check_options(model_options)
+    except ValueError as error:
+        raise UserError(f"model_options: {error}") from None
+    checkpoint = open_checkpoint(base_for(adapter, model), options, kept_options(adapter))
     folder = None if adapter is None else Path(adapter)
     lora = None if adapter is None else read_adapter(adapter, checkpoint.config)
     opened = device if isinstance(device, Device) else open_device(None if device is None else str(device))
@@ -93,7 +102,7 @@ class LoadedModel:
     @cached_property
     def model(self) -> Model:
         """The weights on the device, uploaded on first use, so that a bad prompt is reported before that."""
-        return load_model(self.device, self.checkpoint)
+        return load_model(self.device, settled(self.device, self.checkpoint))
 
     @cached_property
     def prompts(self) -> Prompts:
@@ -192,7 +201,7 @@ class LoadedModel:
         ... Raises UserError for a record without target tokens, or one longer than the model's context.
         """
         samples = [self._sample(number, record) for number, record in enumerate(records_of(records), 1)]
-        return evaluate_source(self._scorer(max(map(len, samples))), _Samples(samples)).loss
+        return evaluate_source(self._scorer(max(map(len, samples))), SampleList(samples)).loss
 
     def _sample(self, number: int, record: dict) -> Sample:
         settings = EncodeSettings(UNBOUNDED, "raise", False, ("assistant",))
@@ -211,11 +220,3 @@ class LoadedModel:
             options = Options(token_capacity(1, tokens), token_capacity(1, tokens))
             self._engine = Engine(self.device, self.model, options, self.layout, self.tensors, kernels=self.kernels)
         return self._engine
-
-
-class _Samples(list):
-    """Samples in the form that `evaluate_source` takes."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.array([len(s) for s in self])

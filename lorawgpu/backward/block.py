@@ -1,6 +1,6 @@
 """Gradient of one decoder block: model/block.py in reverse."""
 
-from lorawgpu.backward.sublayer import down_backward, up_backward
+from lorawgpu.backward.sublayer import half_backward
 from lorawgpu.families.spec import GROUPS
 from lorawgpu.model.block import mixers
 from lorawgpu.ops.scale import scale_forward
@@ -17,9 +17,6 @@ def block_backward(c, layer, dx, s):
         scale_forward(c.plan, dx, rows=c.rows, width=layer.spec.hidden, scale=layer.scalar)
     inputs = [s.x, *s.between()]
     for mixer, x in zip(reversed(mixers(layer)), reversed(inputs), strict=True):
-        dm = down_backward(c, layer, mixer, dx, s, needs_dx=needs_dx[mixer.down])
-        if not needs_dx[mixer.down]:
-            return
-        up_backward(c, layer, mixer, dx, dm, x, s, needs_dx=needs_dx[mixer.up])
+        half_backward(c, layer, mixer, dx, x, s, needs_dx)
         if not needs_dx[mixer.up]:
             return

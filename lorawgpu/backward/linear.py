@@ -28,6 +28,7 @@ def project_backward(c, layer, name, dx, dy, x, scratch, s, *, width, accumulate
                 width=width,
                 step=c.step,
                 p=c.dropout,
+                first_row=c.first_row,
             )
         lora = lora_back(group, dh, c.adapter.params) if c.dropout == 0.0 else None
     c.work.give(*scratch)
@@ -35,8 +36,7 @@ def project_backward(c, layer, name, dx, dy, x, scratch, s, *, width, accumulate
         with c.plan.scope(f"d{name}"):
             linear_backward(c.plan, c.work, dx, dy, weight, rows=c.rows, lora=lora, accumulate=accumulate)
             if group and lora is None:
-                lora_dropout_back(
-                    c.plan, c.work, dx, dh, group, c.adapter.params, rows=c.rows, width=width, step=c.step, p=c.dropout
-                )
+                options = {"rows": c.rows, "width": width, "step": c.step, "p": c.dropout, "first_row": c.first_row}
+                lora_dropout_back(c.plan, c.work, dx, dh, group, c.adapter.params, **options)
     if dh:
         c.work.give(dh)

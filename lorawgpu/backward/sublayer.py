@@ -5,13 +5,24 @@ from lorawgpu.backward.linear import project_backward
 from lorawgpu.model.attention import ATTENTION
 from lorawgpu.model.mlp import MLP
 from lorawgpu.model.per_layer import PER_LAYER
-from lorawgpu.model.sublayer import Mixer
+from lorawgpu.model.sublayer import Mixer, in_blocks
 from lorawgpu.ops.rmsnorm import rmsnorm_backward, rmsnorm_forward
 
 MIX_BACKWARD = {ATTENTION.up: attention.mix_backward, MLP.up: mlp.mix_backward, PER_LAYER.up: per_layer.mix_backward}
 
 
-def down_backward(c, layer, mixer: Mixer, dx, s, *, needs_dx: bool):
+def half_backward(c, layer, mixer: Mixer, dx, x, s, needs_dx: dict) -> None:
+    """dx [rows, C], the gradient of the half's output, becomes that of its input x; adapter gradients +=.
+
+    needs_dx: for each group, whether anything reads the gradient of its input.
+    """
+    for block, saved, dx_rows, x_rows in in_blocks(c, layer, mixer, s, dx, x):
+        dm = _down_backward(block, layer, mixer, dx_rows, saved, needs_dx=needs_dx[mixer.down])
+        if needs_dx[mixer.down]:
+            _up_backward(block, layer, mixer, dx_rows, dm, x_rows, saved, needs_dx=needs_dx[mixer.up])
+
+
+def _down_backward(c, layer, mixer: Mixer, dx, s, *, needs_dx: bool):
     """Return the gradient of the mixer's output, given dx [rows, C], the gradient of the half's output.
 
     Returns None unless `needs_dx`. dx itself remains the gradient of the residual stream.
@@ -38,7 +49,7 @@ def down_backward(c, layer, mixer: Mixer, dx, s, *, needs_dx: bool):
     return dm
 
 
-def up_backward(c, layer, mixer: Mixer, dx, dm, x, s, *, needs_dx: bool):
+def _up_backward(c, layer, mixer: Mixer, dx, dm, x, s, *, needs_dx: bool):
     """dx += the gradient of x, the half's input, through the mixer. Frees dm."""
     role, width, group = mixer.in_norm, layer.spec.norm_width(mixer.in_norm), c.group(layer, mixer.up)
     dy = MIX_BACKWARD[mixer.up](c, layer, dm, s)

@@ -33,6 +33,7 @@ from lorawgpu.config.types import (
     DataSets,
     Fraction,
     HeldOut,
+    ModelOverrides,
     Names,
     NotNegative,
     Number,
@@ -61,6 +62,8 @@ class TrainConfig(Section):
     """Or to 4.5 bits (GGML's Q4_0)."""
     bnb_4bit_quant_type: Literal["nf4"] | None = None
     """With load_in_4bit: `nf4` for bitsandbytes' values, which have a larger error at the same size."""
+    overrides_of_model_config: ModelOverrides = {}
+    """What the model's files leave open: `hidden_act` and `i2_s_layout`. The run keeps it for its adapter."""
     adapter: str | None = None
     """`lora`, or `qlora` on a quantized model; or a PEFT adapter directory to continue from, like lora_model_dir."""
     lora_model_dir: str | None = None

@@ -9,6 +9,7 @@ from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
 from lorawgpu.data.formats import ALIASES, FORMATS, check_type
 from lorawgpu.families.modules import ALL_MODULES
+from lorawgpu.weights.options import CHOICES, check_options
 
 _PATTERN = re.compile(r"[\\^$|?*+()]")  # a name, or names written as one string, have none of these
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -80,6 +81,11 @@ HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size)]
 Targets = Annotated[Literal["all-linear"] | str | list[str], BeforeValidator(_targets)]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
 TemplateArguments = Annotated[Arguments, AfterValidator(check_arguments)]
+ModelOverrides = Annotated[
+    dict[str, str],
+    BeforeValidator(check_options),
+    Field(json_schema_extra={"properties": {key: {"enum": list(values)} for key, values in CHOICES.items()}}),
+]
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
 

@@ -42,6 +42,14 @@ class SampleSet(Protocol):
     def place(self, index: int) -> tuple[str, int]: ...  # file and line, for reports of bad steps
 
 
+class SampleList(list):
+    """Samples in memory, as a SampleSet for evaluation."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(sample) for sample in self])
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Flat tokens of several sequences. Arrays are int32 of length capacity unless stated otherwise."""

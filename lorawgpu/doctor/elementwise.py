@@ -205,11 +205,11 @@ def adapter_dropout(lab, rows, width):
     p, key, x, start = 0.3, dropout.dropout_step_key(7, 3, 1), normal(rows, width), normal(rows, width, seed=1)
     step = step_buffer(lab.device)
     lab.device.write(step, pack_step(key=key))
-    y, total = lab.rows(rows, width), lab.rows(rows, width, pad(start))
-    at = {"layer": 2, "module": "v_proj", "rows": rows, "width": width, "p": p}
+    y, total, first = lab.rows(rows, width), lab.rows(rows, width, pad(start)), 64
+    at = {"layer": 2, "module": "v_proj", "rows": rows, "width": width, "p": p, "first_row": first}
     dropout_forward(lab.plan, y.tensor, lab.padded(x), step, **at)
     dropout_add(lab.plan, total.tensor, lab.padded(x), step, **at)
-    want = x * dropout.dropout_mask(key, 2, dropout.MODULES.index("v_proj"), rows, width, p) / (1 - p)
+    want = x * dropout.dropout_mask(key, 2, dropout.MODULES.index("v_proj"), first + rows, width, p)[first:] / (1 - p)
     return lambda: {"y": (y.value, want), "added": (total.value, start + want)}
 
 

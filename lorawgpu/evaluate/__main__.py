@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.cli import add_device_option, add_model_options, add_template_kwargs_option, main_of, parser_of
+from lorawgpu.config.model_options import kept_options
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.config.types import MAX_COUNT
 from lorawgpu.data.batching import token_capacity
@@ -15,6 +16,7 @@ from lorawgpu.data.dataset import Concat
 from lorawgpu.data.preview import summary
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
+from lorawgpu.engine.readings import settled
 from lorawgpu.errors import UserError
 from lorawgpu.generate.prompts import template_arguments, template_choice
 from lorawgpu.gpu import device_errors, open_device
@@ -26,6 +28,7 @@ from lorawgpu.train.setup import load_data, text_setup_of_model
 from lorawgpu.util.progress import busy, progress
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+from lorawgpu.weights.options import parse_options
 
 ROWS = 2048  # tokens evaluated at a time, or the length of a longer sample
 
@@ -66,7 +69,7 @@ def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
 def run(argv: list[str]) -> None:
     args = parse(argv)
     args.model = base_for(args.adapter, args.model)
-    checkpoint = open_checkpoint(args.model)
+    checkpoint = open_checkpoint(args.model, parse_options(args.model_option), kept_options(args.adapter))
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter is not None else (None, None)
     if lora:
         note_other_base(args.adapter, checkpoint.name)
@@ -83,7 +86,7 @@ def run(argv: list[str]) -> None:
         layout = AdapterLayout(lora, checkpoint.config) if lora else None
         rows = token_capacity(1, max(longest, min(tokens, ROWS)))
         submit = flops_per_submit(first_rate(device), config.max_dispatch_ms)
-        model = load_model(device, checkpoint)
+        model = load_model(device, settled(device, checkpoint))
         with busy("compiling"):
             engine = Engine(device, model, Options(rows, longest, flops_per_submit=submit), layout, tensors)
             engine.plan("eval", rows)

@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from lorawgpu.cli import add_device_option, main_of, parser_of
+from lorawgpu.cli import add_device_option, add_model_option, main_of, parser_of
 from lorawgpu.errors import UserError
 from lorawgpu.export import gguf, merged, mlx, peft
 from lorawgpu.export.effect import check_effect
@@ -12,6 +12,7 @@ from lorawgpu.export.source import ExportSource, open_source
 from lorawgpu.export.staging import file_names, staged
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.util.progress import busy
+from lorawgpu.weights.options import parse_options
 
 FORMATS = {"peft": peft, "gguf": gguf, "mlx": mlx, "merged": merged}
 NEED_MODEL = ("gguf", "merged")
@@ -26,6 +27,7 @@ def parse(argv: list[str]) -> Namespace:
     )
     usage = "the base model: adds a check of the logits, the chat template and a sample transcript"
     parser.add_argument("--model", metavar="M", help=f"{usage} (gguf and merged: defaults to the adapter's base model)")
+    add_model_option(parser)
     known = ", ".join(name for family in FAMILIES.values() for name in family.gguf.archs)
     usage = "for gguf, where runtimes disagree: general.architecture of the base model"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
@@ -42,7 +44,7 @@ def parse(argv: list[str]) -> Namespace:
 
 def run(argv: list[str]) -> None:
     args = parse(argv)
-    source = open_source(args.adapter, args.model, args.to in NEED_MODEL)
+    source = open_source(args.adapter, args.model, args.to in NEED_MODEL, parse_options(args.model_option))
     out, form = Path(args.out), FORMATS[args.to]
     if args.to == "merged":
         merged.check_mergeable(source, args.dequantize)

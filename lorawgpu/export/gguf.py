@@ -17,7 +17,7 @@ from lorawgpu.export.source import ExportSource
 from lorawgpu.export.turn_end import remark, unnamed_turn_end
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.gguf import GgufFile
-from lorawgpu.weights.gguf_checkpoint import hf_name, permuted_heads, unpermute
+from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint, hf_name, permuted_heads, unpermute
 
 RUNTIME = "llama.cpp"
 FILE = "adapter.gguf"
@@ -25,11 +25,15 @@ NO_WINDOW = ("llama", "qwen2", "qwen3", "smollm3", "phi3", "mistral3")  # archs 
 
 
 def arch_of(source: ExportSource, arch: str | None) -> str:
-    """The `general.architecture` to write. Raises UserError for one that does not fit the base model."""
+    """The `general.architecture` to write: by default that of a base that is a GGUF, because runtimes compare them.
+
+    Raises UserError for one that does not fit the base model.
+    """
     known = FAMILIES[source.config.family].gguf.archs
     if arch is not None and arch not in known:
         raise UserError(f"--arch {arch}: wanted {' or '.join(known)} for a {source.config.family} base model")
-    return arch or known[0]
+    own = source.checkpoint.arch if isinstance(source.checkpoint, GgufCheckpoint) else None
+    return arch or (own if own in known else known[0])
 
 
 def write(folder: Path, source: ExportSource, arch: str | None = None) -> None:

@@ -17,7 +17,8 @@ PROBE = "Hello, world! 1234 naïve café\n\n  def f(x): return x**2  # 日本語
 def config_json(checkpoint: GgufCheckpoint) -> dict:
     """The config.json of a base that came as GGUF. Raises UserError if there is none that describes the model."""
     config = checkpoint.config
-    dtype = checkpoint.dense(f"{config.group_modules(0, 'down')[0]}.weight").dtype
+    down = f"{config.group_modules(0, 'down')[0]}.weight"
+    dtype = "bf16" if config.ternary else checkpoint.dense(down).dtype
     return to_hf(config, FAMILIES[config.family], TORCH_DTYPES[dtype])
 
 

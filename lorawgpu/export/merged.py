@@ -23,7 +23,8 @@ from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.rope import Rope
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
-from lorawgpu.weights.hf_folder import HfFolder
+from lorawgpu.weights.hf_folder import HfFolder, with_activation
+from lorawgpu.weights.options import HIDDEN_ACT
 from lorawgpu.weights.tensors import Dense, expected_tensors
 
 RUNTIME = "merged weights"
@@ -73,12 +74,17 @@ def _copy_files(folder: Path, source: ExportSource) -> None:
     for path in source.checkpoint.path.iterdir():
         if path.is_file() and path.suffix in COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
+    config = read_json_object(folder / "config.json")
+    act = source.checkpoint.options.get(HIDDEN_ACT)
+    changed = with_activation(config, act) if act else dict(config)
     if source.checkpoint.quantized or source.config.ternary:
-        config = read_json_object(folder / "config.json")
-        config.pop("quantization_config", None)
-        config.pop("dtype", None)
-        dtype = "bfloat16" if source.config.ternary else "float32"
-        (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}, indent=2) + "\n")
+        changed.pop("quantization_config", None)
+        changed.pop("dtype", None)
+        changed["torch_dtype"] = "bfloat16" if source.config.ternary else "float32"
+    if source.checkpoint.untied:  # older loaders would tie them, whatever the weights say
+        changed["tie_word_embeddings"] = False
+    if changed != config:
+        (folder / "config.json").write_text(json.dumps(changed, indent=2) + "\n")
 
 
 def merged_tensors(source: ExportSource) -> Iterator[tuple[str, Dense | Raw]]:

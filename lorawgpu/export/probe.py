@@ -4,6 +4,7 @@ import numpy as np
 
 from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.engine.readings import settled
 from lorawgpu.errors import CheckFailed
 from lorawgpu.export.effect import WeightChange, as_tensors
 from lorawgpu.export.source import ExportSource
@@ -21,7 +22,7 @@ class Probe:
 
     def __init__(self, source: ExportSource, device, kernels=None):
         self.source, self.device, self.kernels = source, device, kernels or KernelCache(device)
-        self.model = load_model(device, source.checkpoint)
+        self.model = load_model(device, settled(device, source.checkpoint))
         layout = AdapterLayout(source.lora, source.config)
         self.engine = self._engine(self.model, layout)
         self.ours = self._logits(self.engine)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lorawgpu.config.model_options import kept_options
 from lorawgpu.errors import UserError
 from lorawgpu.export.effect import WeightChange, effect_of
 from lorawgpu.families.config import ModelConfig
@@ -16,6 +17,7 @@ from lorawgpu.lora.base_name import base_for, named_base
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+from lorawgpu.weights.options import ModelOptions
 
 SOUNDS_TERNARY = re.compile(r"bitnet|1\.58|ternary|1bit", re.IGNORECASE)
 
@@ -42,7 +44,7 @@ class ExportSource:
         if is_hub_name(self.base_name) and not Path(self.base_name).exists():  # nothing is downloaded for a remark
             return SOUNDS_TERNARY.search(self.base_name) is not None
         try:
-            return open_checkpoint(self.base_name).config.ternary is not None
+            return open_checkpoint(self.base_name, kept=kept_options(self.folder)).config.ternary is not None
         except UserError:
             return None
 
@@ -68,9 +70,12 @@ class ExportSource:
         return [name for name in settings if getattr(self.lora, name)]
 
 
-def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSource:
+def open_source(
+    adapter: str, model: str | None, needs_model: bool, options: ModelOptions | None = None
+) -> ExportSource:
     """Read the adapter, and open the base model: `model`, or if one is needed, the one that the adapter names.
 
+    options: what the user says about it, in addition to what the adapter's run keeps.
     Raises UserError if something cannot be read, does not fit together, or is missing.
     """
     folder = Path(adapter)
@@ -80,7 +85,7 @@ def open_source(adapter: str, model: str | None, needs_model: bool) -> ExportSou
         return ExportSource(folder, lora, tensors, named, None)
     model = base_for(folder, model)
     try:
-        checkpoint = open_checkpoint(model)
+        checkpoint = open_checkpoint(model, options, kept_options(folder))
     except UserError as error:
         raise UserError(f"the base model {model}: {error}") from None
     lora, tensors = read_adapter(folder, checkpoint.config)

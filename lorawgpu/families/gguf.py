@@ -13,7 +13,7 @@ from lorawgpu.families.family import Family
 from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.hf import MULTIMODAL_PREFIX, TEXT_PREFIX, read_config
 from lorawgpu.families.registry import BY_GGUF_ARCH, BY_MODEL_TYPE
-from lorawgpu.files.gguf import BITNET_ADVICE, GgufFile
+from lorawgpu.files.gguf import GgufFile
 from lorawgpu.files.untrusted import brief
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -41,11 +41,21 @@ UNSUPPORTED = {
 }
 
 
-def from_gguf(file: GgufFile) -> ModelConfig:
-    """Read the metadata of an open GGUF file. UserError, naming the key, if it is missing or not supported."""
+class ActivationUnknown(UserError):
+    """The file does not say the model's activation."""
+
+
+def from_gguf(file: GgufFile, act: str | None = None) -> ModelConfig:
+    """Read the metadata of an open GGUF file. UserError, naming the key, if it is missing or not supported.
+
+    act: the activation, by Hugging Face's name, instead of the file's. ActivationUnknown if neither says it.
+    """
     meta, source = GgufKeys(file), str(file.path)
     family = _family(meta)
     data = _common(meta, family) | family.gguf.keys(meta)
+    data |= {"hidden_act": act, "hidden_activation": act} if act else {}
+    if data["hidden_act"] is None:
+        raise ActivationUnknown(f"{source}: its metadata has no {meta.full('hidden_act')}")
     prefix = MULTIMODAL_PREFIX if data.pop("multimodal", False) else TEXT_PREFIX
     model_type = data.pop("model_type", None) or next(iter(family.defaults))
     family = BY_MODEL_TYPE.get(model_type, family)
@@ -133,8 +143,6 @@ def _family(meta: GgufKeys) -> Family:
     if file.metadata.get("general.type", "model") != "model":
         what = brief(file.metadata["general.type"])
         raise UserError(f"{file.path}: general.type is {what}; wanted a model (pass an adapter with --adapter).")
-    if isinstance(name, str) and name.startswith("bitnet"):
-        raise UserError(f"{file.path}: architecture {brief(name)} is not supported as GGUF; {BITNET_ADVICE}.")
     if not isinstance(name, str) or name not in BY_GGUF_ARCH:
         supported = ", ".join(BY_GGUF_ARCH)
         raise UserError(f"{file.path}: architecture {brief(name)} is not supported; wanted {supported}.")

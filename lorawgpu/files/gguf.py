@@ -20,9 +20,14 @@ STRING, ARRAY = 8, 9
 SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8",
            12: "<f8"}  # fmt: skip
 MAX_DIMS = 4
-BITNET_ADVICE = "use the model's Hugging Face folder (config.json and safetensors) instead"
-# Type numbers that bitnet.cpp and its forks chose; the GGUF project never assigned them.
-BITNET_TYPES = {36: "i2_s", 37: "i8_s", 38: "tl1"}
+# Type numbers that bitnet.cpp chose; to the GGUF project, 39 is MXFP4 and the others are free.
+I2_S, I2_S_NUMBER = "I2_S", 36
+BITNET_TYPES = {37: "i8_s", 38: "TL1", 39: "TL2"}
+BITNET_ADVICE = (
+    "its layout depends on the machine that it was made for; use the model's Hugging Face folder, or a GGUF of TQ1_0, "
+    "TQ2_0 or i2_s, instead"
+)
+I2_S_END = 32  # bytes after the codes, which begin with the scale
 PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 CHUNK_ELEMENTS = 1 << 22  # values dequantized at a time
 
@@ -53,7 +58,8 @@ class GgufFile:
             cursor = _Cursor(data, size, str(path))
             tensor_count, key_count = _preamble(cursor)
             self.metadata = _metadata(cursor, key_count)
-            infos = [_tensor_info(cursor) for _ in range(cursor.count(tensor_count, 32, "tensors"))]
+            bitnet = str(self.metadata.get("general.architecture")).startswith("bitnet")
+            infos = [_tensor_info(cursor, bitnet) for _ in range(cursor.count(tensor_count, 32, "tensors"))]
             alignment = self.metadata.get("general.alignment", 32)
             if type(alignment) is not int or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
                 raise UserError(f"{path}: general.alignment is {brief(alignment)}; wanted a power of two from 8.")
@@ -61,9 +67,10 @@ class GgufFile:
         self.tensors = _place(infos, base, alignment, size, str(path))
 
     def raw(self, name: str) -> np.ndarray:
-        """Tensor `name` as stored, uint8 [rows, bytes of a row]."""
+        """Tensor `name` as stored, uint8 [rows, bytes of a row]; i2_s, which is not stored by rows, [1, bytes]."""
         info = self.tensors[name]
-        return map_bytes(self.path, info.offset, info.nbytes).reshape(math.prod(info.shape[:-1]), -1)
+        rows = 1 if info.type == I2_S else math.prod(info.shape[:-1])
+        return map_bytes(self.path, info.offset, info.nbytes).reshape(rows, -1)
 
     def read(self, name: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, str]:
         """Tensor `name` and its type: F32, F16 and BF16 (as uint16) as stored, block types dequantized to F32.
@@ -71,6 +78,8 @@ class GgufFile:
         rows: those rows of a matrix alone. UserError for a block type that the `gguf` library cannot dequantize.
         """
         info = self.tensors[name]
+        if info.type == I2_S:
+            raise UserError(f"{self.path}: {name} is of type i2_s, which is supported for linear layers only.")
         raw = self.raw(name)
         shape = info.shape
         if rows is not None:
@@ -169,8 +178,8 @@ def _scalar(cursor: _Cursor, kind: int, key: str) -> np.dtype:
     return np.dtype(SCALARS[kind])
 
 
-def _tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
-    """Name and info, its offset still relative to the data section."""
+def _tensor_info(cursor: _Cursor, bitnet: bool) -> tuple[str, TensorInfo]:
+    """Name and info, its offset still relative to the data section. bitnet: type numbers are those of bitnet.cpp."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     name = cursor.string()
@@ -180,15 +189,16 @@ def _tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
         raise UserError(f"{where} has {dims} dimensions; wanted 1 to {MAX_DIMS}.")
     shape = tuple(cursor.u64() for _ in range(dims))[::-1]
     kind, offset = cursor.u32(), cursor.u64()
-    if kind in BITNET_TYPES:
-        raise UserError(
-            f"{where} has BitNet's type {BITNET_TYPES[kind]}, which is not supported (several incompatible layouts "
-            f"exist); {BITNET_ADVICE}."
-        )
+    if kind in BITNET_TYPES and (bitnet or kind not in set(GGMLQuantizationType)):
+        raise UserError(f"{where} has bitnet.cpp's type {BITNET_TYPES[kind]}, which is not supported: {BITNET_ADVICE}.")
+    elements = math.prod(shape)
+    if kind == I2_S_NUMBER:
+        if not elements or elements % 4 or dims != 2:
+            raise UserError(f"{where} has shape {list(shape)}; wanted a matrix of whole bytes of four i2_s codes.")
+        return name, TensorInfo(I2_S, shape, offset, elements // 4 + I2_S_END)
     if kind not in set(GGMLQuantizationType):
         raise UserError(f"{where} has unknown type number {kind}; update the gguf package, or use another file.")
     block, type_size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    elements = math.prod(shape)
     if not elements or shape[-1] % block:
         raise UserError(f"{where} has shape {list(shape)}; wanted rows of multiples of {block} values.")
     return name, TensorInfo(GGMLQuantizationType(kind).name, shape, offset, elements // block * type_size)
@@ -205,9 +215,11 @@ def _place(
             raise UserError(f"{source}: tensor {brief(name)} appears twice.")
         if info.offset != end:
             fault = "overlaps the previous tensor" if info.offset < end else "leaves a gap before it"
-            raise UserError(
-                f"{source}: tensor {brief(name)} {fault} (at {info.offset}, wanted {end}); the file is damaged."
+            tl2 = any(info.type == "MXFP4" for _, info in infos)
+            why = (
+                f"if its type 39 is bitnet.cpp's TL2, it is not supported: {BITNET_ADVICE}" if tl2 else "it is damaged"
             )
+            raise UserError(f"{source}: tensor {brief(name)} {fault} (at {info.offset}, wanted {end}); {why}.")
         if base + info.offset + info.nbytes > size:
             raise UserError(
                 f"{source}: tensor {brief(name)} ends at byte {base + info.offset + info.nbytes}, but the file at "

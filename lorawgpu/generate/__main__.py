@@ -15,6 +15,7 @@ from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import device_errors
 from lorawgpu.lora.base_name import base_for, note_other_base
 from lorawgpu.util.progress import progress
+from lorawgpu.weights.options import parse_options
 
 CHAT_CONTEXT = 4096  # maximum tokens of a conversation, if the model allows that many
 ROOM = 1 / 8  # of that context is reserved for an answer; reserving a long --max-new-tokens could refuse every turn
@@ -181,7 +182,8 @@ def run(argv: list[str]) -> None:
         raise UserError(f"{args.prompts}, line {line}: a conversation, which --raw cannot continue as plain text")
     with device_errors():
         arguments = template_arguments(args.chat_template_kwargs)
-        llm = load(base_for(args.adapter, args.model), args.adapter, args.device, args.chat_template, arguments)
+        said = parse_options(args.model_option)
+        llm = load(base_for(args.adapter, args.model), args.adapter, args.device, args.chat_template, arguments, said)
         if args.adapter is not None:
             note_other_base(args.adapter, llm.checkpoint.name)
         options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling}

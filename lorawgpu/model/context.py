@@ -1,6 +1,6 @@
 """The context that is passed along while the forward and the backward pass are recorded."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.weights.device_model import Layer, Model
 
+ROW_BLOCK = 64  # rows of a block are a multiple: whole tiles, and views that begin at aligned bytes
 GATHERED = 256  # rows of the table at a time: few enough to stay in the processor's cache while they are sorted
 
 
@@ -99,7 +100,8 @@ class NonFiniteIds:
 
 @dataclass
 class Context:
-    """What is being recorded, and for what. `rows`: capacity of the plan; all activations have that many rows."""
+    """What is being recorded, and for what. All activations have `rows` rows: the plan's capacity, or those of a block
+    of rows that begins at `first_row`."""
 
     plan: Plan
     work: Workspace
@@ -113,6 +115,7 @@ class Context:
     adapter: AdapterBuffers | None = None
     dropout: float = 0.0
     attention: str = "flash"
+    first_row: int = 0
     embedded: Tensor | None = None  # [rows, C] the embedding of the batch, for per-layer inputs
     shared_dkv: dict = field(default_factory=dict)  # layer -> its dk and dv, as far as its readers have added to them
 
@@ -124,6 +127,18 @@ class Context:
     def hidden(self) -> int:
         """The padded width of the residual stream."""
         return self.model.hidden
+
+    def row_blocks(self, width: int) -> list[tuple[int, int]]:
+        """All rows in ranges [start, stop) so short that f32 activations of `width` columns fit into a binding.
+
+        All ranges but the last have the same length in plans of all capacities, so that these can share buffers.
+        """
+        fits = max(ROW_BLOCK, self.plan.device.max_binding // (4 * width) // ROW_BLOCK * ROW_BLOCK)
+        return [(start, min(start + fits, self.rows)) for start in range(0, self.rows, fits)]
+
+    def of_rows(self, start: int, stop: int) -> "Context":
+        """The context for a block of rows. Not for what reads the batch."""
+        return replace(self, rows=stop - start, first_row=start)
 
     def take(self, width: int, label: str, dtype: str = "f32") -> Tensor:
         """Scratch of `rows` x `width`, where `width` includes padding."""

@@ -65,6 +65,7 @@ def project(c, layer, name, y, source: Input, s, *, width, residual=None):
                     width=width,
                     step=c.step,
                     p=c.dropout,
+                    first_row=c.first_row,
                 )
             lora = lora_up(group, h, c.adapter.params)
         x = source.xq if weight.int8_input else source.x

@@ -1,4 +1,8 @@
-"""The mixer of the feed-forward half: m = act(g) * u of the fused projection g | u."""
+"""The mixer of the feed-forward half: m = act(g) * u of the fused projection g | u.
+
+Its activations are the widest of a layer, and no row reads another, so it runs in blocks of rows where a binding has no
+room for all.
+"""
 
 from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.gate import gate_forward
@@ -11,17 +15,18 @@ def gate_options(layer) -> dict:
 
 
 def up_buffer(c, layer, s):
-    return s.gu
+    (gu,) = s.gu
+    return gu
 
 
 def keep(c, layer, gu, s):
-    """Nothing to do: UP wrote s.gu."""
+    """Nothing to do: UP wrote it."""
 
 
 def mix(c, layer, s):
     """Write m into scratch. It is cheap, so the backward recomputes it."""
     m, record_id = c.take(layer.widths.mlp, "m"), c.non_finite.id(f"layers.{layer.index}.gate_up")
-    gate_forward(c.plan, m, s.gu, c.state, rows=c.rows, record_id=record_id, **gate_options(layer))
+    gate_forward(c.plan, m, *s.gu, c.state, rows=c.rows, record_id=record_id, **gate_options(layer))
     return m, (m,)
 
 
@@ -37,4 +42,5 @@ MLP = Mixer(
     keep=keep,
     mix=mix,
     mixed=mix,
+    widest=lambda layer: layer.widths.gate_up,
 )

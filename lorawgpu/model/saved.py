@@ -1,6 +1,6 @@
 """Activations that the forward of a layer saves for its backward."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from lorawgpu.families.spec import GROUPS
@@ -25,7 +25,7 @@ class Saved:
     a: Tensor  # the attention output
     lse: Tensor  # [rows, 2 NH]
     x1: Tensor  # the residual stream between the halves
-    gu: Tensor
+    gu: tuple  # gate and up, a tensor for each block of rows
     rstd: dict = field(default_factory=dict)  # norm role -> [rows]
     unnormed: dict = field(default_factory=dict)  # inputs of norms: "qkv", "attn_out", "mlp_out", "ple_out"
     h: dict = field(default_factory=dict)  # from take_h, set by the caller
@@ -54,7 +54,10 @@ class Saved:
             a=keep(w.q, "attention"),
             lse=keep(2 * layer.spec.attention.heads, "lse"),
             x1=keep(w.hidden, "x1"),
-            gu=keep(w.gate_up, "gate_up"),
+            gu=tuple(
+                lend((stop - start, w.gate_up), f"gate_up {i}" if i else "gate_up")
+                for i, (start, stop) in enumerate(c.row_blocks(w.gate_up))
+            ),
             rstd={role: lend((rows,), f"rstd {role}") for role in normed},
             unnormed={role: keep(w.hidden, f"before {role}") for role in normed if role.endswith("out")},
         )
@@ -65,6 +68,14 @@ class Saved:
             saved.x2 = keep(w.hidden, "x2")
             saved.ple_gate, saved.ple = keep(width, "per-layer gate"), keep(width, "per-layer input")
         return saved
+
+    def of_rows(self, block: int, start: int, stop: int) -> "Saved":
+        """What the feed-forward half saves for a block of rows: number `block`, rows [start, stop)."""
+
+        def cut(tensors: dict) -> dict:
+            return {name: tensor.rows(start, stop) for name, tensor in tensors.items()}
+
+        return replace(self, gu=(self.gu[block],), rstd=cut(self.rstd), unnormed=cut(self.unnormed), h=cut(self.h))
 
     def between(self) -> list[Tensor]:
         """The residual stream after each half but the last."""

@@ -3,7 +3,7 @@
 out = x + [out norm]( DOWN( [sub norm]( mixer( UP( [in norm]( x ) ) ) ) ) )
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lorawgpu.gpu.tensor import Tensor
@@ -17,7 +17,8 @@ class Mixer:
 
     up_buffer(c, layer, s): the tensor that UP writes. keep(c, layer, y, s): records what the backward needs of it.
     mix(c, layer, s): records the mixer. mixed(c, layer, s): the mixer's output in the backward, saved or recomputed.
-    The last two return (tensor, scratch to give back).
+    The last two return (tensor, scratch to give back). widest(layer): columns of the widest activation of a half that
+    may run in blocks of rows.
     """
 
     up: str  # `up` and `down` are groups (spec.GROUPS)
@@ -31,10 +32,36 @@ class Mixer:
     keep: Callable[..., None]
     mix: Callable[..., tuple[Tensor, tuple]]
     mixed: Callable[..., tuple[Tensor, tuple]]
+    widest: Callable[..., int] | None = None
+
+
+def in_blocks(c, layer, mixer: Mixer, s, *tensors) -> Iterator[tuple]:
+    """(context, saved, *tensors) of each block of rows in which a half runs: all rows at once, if they fit."""
+    blocks = c.row_blocks(mixer.widest(layer)) if mixer.widest else []
+    if len(blocks) < 2:
+        yield c, s, *tensors
+        return
+    for number, (start, stop) in enumerate(blocks):
+        rows = (tensor.rows(start, stop) for tensor in tensors)
+        yield c.of_rows(start, stop), s.of_rows(number, start, stop), *rows
 
 
 def up_forward(c, layer, mixer: Mixer, x, s):
     """The first part of a half: norm, UP, and what the mixer keeps for the backward."""
+    for block in in_blocks(c, layer, mixer, s, x):
+        _up_rows(*block, layer, mixer)
+
+
+def down_forward(c, layer, mixer: Mixer, x, out, s, scale=1.0):
+    """The rest of a half: mixer, sub norm, DOWN, out norm and residual add. Writes out [rows, C], times `scale`.
+
+    Only a half with an out norm may have a scale.
+    """
+    for block in in_blocks(c, layer, mixer, s, x, out):
+        _down_rows(*block, layer, mixer, scale)
+
+
+def _up_rows(c, s, x, layer, mixer):
     name, role = f"layers.{layer.index}.{mixer.input}", mixer.in_norm
     if role in layer.norms:
         n = norm_input(c, layer, role, mixer.up, x, s.rstd[role], name)
@@ -45,11 +72,7 @@ def up_forward(c, layer, mixer: Mixer, x, s):
     mixer.keep(c, layer, y, s)
 
 
-def down_forward(c, layer, mixer: Mixer, x, out, s, scale=1.0):
-    """The rest of a half: mixer, sub norm, DOWN, out norm and residual add. Writes out [rows, C], times `scale`.
-
-    Only a half with an out norm may have a scale.
-    """
+def _down_rows(c, s, x, out, layer, mixer, scale):
     m, scratch = mixer.mix(c, layer, s)
     n, width = _middle(c, layer, mixer, m, s), layer.spec.norm_width(mixer.sub_norm)
     if mixer.out_norm not in layer.norms:

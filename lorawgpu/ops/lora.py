@@ -28,8 +28,11 @@ def _same_scale(group) -> bool:
     return len({p.scale for p in group.paths}) == 1
 
 
-def lora_down(plan, work, h, x, group, params, *, rows, width, step=None, p=0.0):
-    """h [rows, rank] = scale d(x) A^T for all paths of `group`: in one product unless dropout or scales differ."""
+def lora_down(plan, work, h, x, group, params, *, rows, width, step=None, p=0.0, first_row=0):
+    """h [rows, rank] = scale d(x) A^T for all paths of `group`: in one product unless dropout or scales differ.
+
+    first_row: for dropout, the token of row 0.
+    """
     columns = group.paths[0].a.stored[1]
 
     def product(source, a, rank, scale, h_off=0):
@@ -40,18 +43,19 @@ def lora_down(plan, work, h, x, group, params, *, rows, width, step=None, p=0.0)
     if p == 0.0 and _same_scale(group):
         return product(x, group.a_all(params), group.rank, group.paths[0].scale)
     for path in group.paths:
-        source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
+        source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p, first_row=first_row)
         product(source, params.view(path.a.start, path.a.stored), path.rank, path.scale, path.h)
         if p:
             work.give(source)
 
 
-def dropped(plan, work, x, group, path, *, rows, width, step, p):
+def dropped(plan, work, x, group, path, *, rows, width, step, p, first_row):
     """d(x) of one path: x itself without dropout, otherwise a scratch copy with the path's mask applied."""
     if p == 0.0:
         return x
     out = work.take((rows, padded(width)), label="d(x)")
-    dropout_forward(plan, out, x, step, layer=group.layer, module=path.module, rows=rows, width=width, p=p)
+    options = {"rows": rows, "width": width, "p": p, "first_row": first_row}
+    dropout_forward(plan, out, x, step, layer=group.layer, module=path.module, **options)
     return out
 
 
@@ -98,7 +102,7 @@ class _Sums:
             work.give(parts)
 
 
-def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width, step=None, p=0.0):
+def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width, step=None, p=0.0, first_row=0):
     """dh [rows, rank] = scale dy B; grads: dB += dy^T h, dA += dh^T d(x). dy [rows, fused width], x [rows, width]."""
     sums = _Sums.take(plan, work, group, grads, rows)
     if span := _shared_span(group):
@@ -107,18 +111,18 @@ def lora_backward(plan, work, dh, dy, h, x, group, params, grads, *, rows, width
     else:
         _dh_dB_by_path(plan, work, sums, dh, dy, h, group, params, rows)
     with plan.scope("lora_dA"):
-        _dA(plan, work, sums, dh, x, group, rows=rows, width=width, step=step, p=p)
+        _dA(plan, work, sums, dh, x, group, rows=rows, width=width, step=step, p=p, first_row=first_row)
     with plan.scope("lora_dAB"):
         sums.give(plan, work, group, grads)
 
 
-def _dA(plan, work, sums, dh, x, group, *, rows, width, step, p):
+def _dA(plan, work, sums, dh, x, group, *, rows, p, **dropout):
     """dA of all paths in one product, or path by path with dropout, because each path has its own mask."""
     start, (_, columns) = group.paths[0].a.start, group.paths[0].a.stored
     if p == 0.0:
         return sums.product(plan, start, m=group.rank, n=columns, k=rows, a=Operand(dh), b=Operand(x))
     for path in group.paths:
-        source = dropped(plan, work, x, group, path, rows=rows, width=width, step=step, p=p)
+        source = dropped(plan, work, x, group, path, rows=rows, p=p, **dropout)
         operands = {"a": Operand(dh, path.h), "b": Operand(source)}
         sums.product(plan, path.a.start, m=path.rank, n=columns, k=rows, **operands)
         work.give(source)
@@ -173,12 +177,13 @@ def _dh_dB_by_path(plan, work, sums, dh, dy, h, group, params, rows):
             sums.product(plan, path.b.start, m=path.width, n=path.rank, k=rows, a=dys, b=Operand(h, path.h))
 
 
-def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p):
+def lora_dropout_back(plan, work, dx, dh, group, params, *, rows, width, step, p, first_row=0):
     """dx += mask (dh A) / (1 - p), path by path, because with dropout the term does not fit the product's epilogue."""
     part = work.take((rows, padded(width)), label="dh A")
     for path in group.paths:
         a = Operand(params.view(path.a.start, path.a.stored))
         problem = Problem(rows, a.stride, path.rank, Operand(part), Operand(dh, path.h), a, few_terms=True)
         matmul(plan, problem)
-        dropout_add(plan, dx, part, step, layer=group.layer, module=path.module, rows=rows, width=width, p=p)
+        options = {"rows": rows, "width": width, "p": p, "first_row": first_row}
+        dropout_add(plan, dx, part, step, layer=group.layer, module=path.module, **options)
     work.give(part)

@@ -7,7 +7,7 @@
 
 override ACCUMULATE: bool = false;
 
-struct Params { rows: u32, ld4: u32, width: u32, stream: u32, threshold: u32, keep: f32, stride: u32 }
+struct Params { rows: u32, ld4: u32, width: u32, stream: u32, threshold: u32, keep: f32, stride: u32, first_row: u32 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<uniform> step: Step;
@@ -24,7 +24,7 @@ fn main(@builtin(global_invocation_id) gid: vec3<u32>) {
     if (i >= params.rows * params.ld4) { return; }
     let k0 = fold_key(step.key0, params.stream);
     let k1 = fold_key(step.key1, params.stream);
-    let index = i / params.ld4 * params.width + 4u * (i % params.ld4);
+    let index = (params.first_row + i / params.ld4) * params.width + 4u * (i % params.ld4);
     let d = x[i] * vec4(scale_of(index, k0, k1), scale_of(index + 1u, k0, k1), scale_of(index + 2u, k0, k1), scale_of(index + 3u, k0, k1));
     if (ACCUMULATE) { y[i] += d; } else { y[i] = d; }
 }

@@ -11,11 +11,11 @@ from lorawgpu.config.schema import TrainConfig, json_schema, load_config
 from lorawgpu.data.dataset import Data
 from lorawgpu.data.preview import preview_lines
 from lorawgpu.errors import UserError
-from lorawgpu.gpu import open_device, open_dry_device
+from lorawgpu.gpu import device_errors, open_device, open_dry_device
 from lorawgpu.report.page import write_report
 from lorawgpu.train.resume import check_same_run, load_snapshot, today_of
 from lorawgpu.train.run_dir import checkpoint_to_resume, claim, why_refused
-from lorawgpu.train.setup import build_engine, load_data, prepare, text_setup_without_weights
+from lorawgpu.train.setup import build_engine, load_data, prepare, settle, text_setup_without_weights
 from lorawgpu.train.summary import plan_text
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.util.streams import lasting_stdout
@@ -92,10 +92,12 @@ def train(config: TrainConfig, args: Namespace) -> int:
     fresh = args.dry_run and args.resume is None
     path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
     snapshot = load_snapshot(path) if path else None
-    prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None, args.dry_run)
+    prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None, args.dry_run, path)
     if snapshot:
         check_same_run(prepared, snapshot, path)
     device = (open_dry_device if args.dry_run else open_device)(args.device or config.device)
+    with device_errors():
+        prepared = settle(prepared, device)
     engine = build_engine(prepared, device)
     trainer = Trainer(prepared, engine, snapshot, Path(args.config))
     print(plan_text(trainer.plan), flush=True)

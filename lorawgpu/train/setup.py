@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lorawgpu.chat.template import ChatTemplate, resolve_template
+from lorawgpu.config.model_options import kept_options
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.data.batch_order import Batches, BatchSettings
 from lorawgpu.data.batching import token_capacity
@@ -24,6 +25,7 @@ from lorawgpu.data.token_store import default_cache_dir
 from lorawgpu.data.workers import default_workers
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.exchange import Exchange
+from lorawgpu.engine.readings import settled
 from lorawgpu.errors import DeviceError, UserError
 from lorawgpu.files.digest import remembered_digest
 from lorawgpu.gpu import KernelCache, device_errors
@@ -108,7 +110,8 @@ def text_setup_without_weights(config: TrainConfig) -> TextSetup:
     """The text setup for a preview: a model folder needs a tokenizer, but no weights."""
     folder = Path(config.base_model)
     if not folder.is_dir():
-        return text_setup_of_model(config, open_checkpoint(config.base_model))
+        options, kept = config.overrides_of_model_config, kept_options(config.start_from)
+        return text_setup_of_model(config, open_checkpoint(config.base_model, options, kept))
     vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
     return text_setup(config, partial(Tokenizer.from_hf_folder, folder, vocab_size), vocab_size)
 
@@ -146,14 +149,21 @@ def load_data(
 
 
 def prepare(
-    config: TrainConfig, skip_bad_lines: bool = False, today: datetime | None = None, read_only: bool = False
+    config: TrainConfig,
+    skip_bad_lines: bool = False,
+    today: datetime | None = None,
+    read_only: bool = False,
+    resumed: Path | None = None,
 ) -> Run:
     """Everything that needs no GPU. Raises UserError for a bad model, data set or adapter.
 
     `today`: the date for chat templates that ask for it (default: now). `read_only`: do not write to the token cache.
+    `resumed`: the checkpoint that the run continues from.
     """
     require_loggers(config.report_to)
-    checkpoint = open_checkpoint(config.base_model)
+    kept = {**kept_options(config.start_from), **kept_options(resumed)}
+    checkpoint = open_checkpoint(config.base_model, config.overrides_of_model_config, kept)
+    config = _with_options(config, checkpoint)
     if config.quantize_to:
         checkpoint = QuantizedAtLoad(checkpoint, *config.quantize_to)
     lora, start = start_adapter(config, checkpoint.config)
@@ -185,6 +195,22 @@ def prepare(
         )
     digest = Later(partial(model_digest, checkpoint))
     return Run(config, checkpoint, text, data, batches, schedule, lora, start, longest, digest)
+
+
+def _with_options(config: TrainConfig, checkpoint: Checkpoint) -> TrainConfig:
+    """The config that says of the model what its checkpoint was told."""
+    if checkpoint.options == config.overrides_of_model_config:
+        return config
+    return config.model_copy(update={"overrides_of_model_config": dict(checkpoint.options)})
+
+
+def settle(run: Run, device) -> Run:
+    """The run with the right one of the ways in which its model may be read. Raises UserError as `settled`."""
+    checkpoint = settled(device, run.checkpoint)
+    if checkpoint is run.checkpoint:
+        return run
+    identity = run.identity | {"model": model_digest(checkpoint)}
+    return replace(run, config=_with_options(run.config, checkpoint), checkpoint=checkpoint, identity=identity)
 
 
 def total_steps(config: TrainConfig, batches: Batches) -> int:

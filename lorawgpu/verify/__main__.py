@@ -3,12 +3,13 @@
 import json
 import sys
 
-from lorawgpu.cli import add_device_option, main_of, parser_of
+from lorawgpu.cli import add_device_option, add_model_option, main_of, parser_of
 from lorawgpu.errors import CheckFailed
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.verify.cases import choose_cases, read_case
 from lorawgpu.verify.compare import judge
 from lorawgpu.verify.run import run_case
+from lorawgpu.weights.options import parse_options
 
 COLUMNS = {
     "loss": "loss_abs_err",
@@ -35,13 +36,15 @@ def run(argv: list[str]):
     parser = parser_of("verify")
     parser.add_argument("cases", nargs="+", metavar="CASE_DIR", help="a golden case directory")
     parser.add_argument("--model", metavar="M", help="model for cases without one: a folder, .gguf file or hub name")
+    add_model_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per case and line")
     add_device_option(parser)
     args = parser.parse_args(argv)
     folders, others = choose_cases(args.cases)
     for path in others:
         print(f"{path}: skipped, not a golden case (no case.json)", file=sys.stderr)
-    cases = [read_case(folder, args.model) for folder in folders]
+    options = parse_options(args.model_option)
+    cases = [read_case(folder, args.model, options) for folder in folders]
     device = open_device(args.device)
     print(f"{device.name}: {device.reason}", file=sys.stderr)
     kernels, faults = KernelCache(device), []

@@ -19,6 +19,7 @@ from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
+from lorawgpu.weights.options import ModelOptions
 
 PARTS = ("case.json", "batch.npz", "expected.npz", "adapter_init")  # files that only a case has
 OWN_GGUF = "model.gguf"
@@ -92,8 +93,8 @@ def choose_cases(paths: list[str]) -> tuple[list[Path], list[Path]]:
     return cases, others
 
 
-def read_case(folder: str | Path, model: str | None = None) -> GoldenCase:
-    """Read and check a case; `model` is for cases without a model of their own.
+def read_case(folder: str | Path, model: str | None = None, options: ModelOptions | None = None) -> GoldenCase:
+    """Read and check a case; `model` is for cases without a model of their own, `options` say what its files do not.
 
     Raises UserError, naming the file, if anything is missing, damaged or does not fit together.
     """
@@ -105,7 +106,7 @@ def read_case(folder: str | Path, model: str | None = None) -> GoldenCase:
     if model is None:
         named = f"; case.json names {brief(settings['model'])}" if "model" in settings else ""
         raise UserError(f"{folder}: has no model (config.json or {OWN_GGUF}); pass one with --model{named}")
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(model, options)
     lora, tensors = read_adapter(folder / "adapter_init", checkpoint.config)
     samples, mask = _read_batch(folder / "batch.npz", checkpoint.config.vocab_size)
     expected = _read_arrays(folder / "expected.npz")

@@ -4,6 +4,7 @@ import numpy as np
 
 from lorawgpu.data.batching import bucket, flatten
 from lorawgpu.engine.engine import Engine, Options
+from lorawgpu.engine.readings import settled
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.gpu import KernelCache
 from lorawgpu.lora.layout import AdapterLayout
@@ -42,7 +43,7 @@ def logits_before(device, model, adapter, ids: np.ndarray, start: int, kernels: 
 
 def run_case(device, case: GoldenCase, kernels: KernelCache | None = None, **options) -> Result:
     """Compute on `device` everything that a case expects; `options` are passed to engine.Options."""
-    model = load_model(device, case.checkpoint)
+    model = load_model(device, settled(device, case.checkpoint))
     greedy = {kind: tokens_to_decode(case, kind) for kind in ("greedy", "base_greedy") if kind in case.expected}
     tokens, longest = sum(len(s) for s in case.samples), max(len(s) for s in case.samples)
     options = Options(bucket(tokens), longest, **options)

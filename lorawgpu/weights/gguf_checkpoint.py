@@ -9,12 +9,14 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.family import Family
-from lorawgpu.families.gguf import ROPE_TENSORS, from_gguf
+from lorawgpu.families.gguf import ROPE_TENSORS, ActivationUnknown, from_gguf
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.dtypes import DENSE_TYPES
-from lorawgpu.files.gguf import GgufFile, TensorInfo
+from lorawgpu.files.gguf import I2_S, GgufFile, TensorInfo
 from lorawgpu.ops.stores import GGML, STORES
 from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.weights.i2_s import LAYOUTS, read_i2_s
+from lorawgpu.weights.options import HIDDEN_ACT, I2_S_LAYOUT, ModelOptions, how_to_say
 from lorawgpu.weights.tensors import (
     HEAD,
     PER_LAYER_TABLE,
@@ -26,10 +28,11 @@ from lorawgpu.weights.tensors import (
     check_names,
     expected_tensors,
     is_linear,
+    pack_codes,
     pack_exact,
 )
 
-TERNARY_TYPES = ("TQ1_0", "TQ2_0")
+TERNARY_TYPES = ("TQ1_0", "TQ2_0", I2_S)
 BLOCK_STORES = {store.name for store in GGML}
 TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
@@ -37,21 +40,50 @@ TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 class GgufCheckpoint(Checkpoint):
     """The checkpoint in the file `path`; `name` is what the user called it."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
+    def __init__(self, path: Path, name: str, options: ModelOptions | None = None) -> None:
+        self.path, self.name, self.options = path, name, dict(options or {})
         self._file = GgufFile(path)
-        self.config = from_gguf(self._file)
+        self.config = self._config()
         self._family = FAMILIES[self.config.family]
         names = [name for name in self._file.tensors if name not in ROPE_TENSORS]
         self._gguf_names = {hf_name(name, self._family, self.config): name for name in names}
         shapes = expected_tensors(self.config)
-        if self._of_ternary_types(shapes):
+        if self.config.ternary is None and self._of_ternary_types(shapes):
             self.config = replace(self.config, ternary="multiply")
-        check_names(set(self._gguf_names), set(shapes), self.config, str(path))
+        self._check(shapes)
+
+    def _config(self) -> ModelConfig:
+        try:
+            return from_gguf(self._file, self.options.get(HIDDEN_ACT))
+        except ActivationUnknown as error:
+            raise UserError(
+                f"{error}, and models of this architecture differ in it (Microsoft's BitNet b1.58 2B4T: relu2; "
+                f"1bitLLM's: silu); {how_to_say(HIDDEN_ACT)}."
+            ) from None
+
+    def _check(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Check names and shapes. The linear layers of a ternary model may have scales of their own."""
+        if self.config.ternary:
+            scales = {_scale_of(name): (1,) for name in shapes if is_linear(name)}
+            shapes = shapes | {name: shape for name, shape in scales.items() if name in self._gguf_names}
+        check_names(set(self._gguf_names), set(shapes), self.config, str(self.path))
         for name, shape in shapes.items():
-            found = self._file.tensors[self._gguf_names[name]].shape
+            found = self._info(name).shape
             if found != shape:
-                raise UserError(f"{path}: {name} has shape {list(found)}; the metadata wants {list(shape)}.")
+                raise UserError(f"{self.path}: {name} has shape {list(found)}; the metadata wants {list(shape)}.")
+
+    @property
+    def has_i2_s(self) -> bool:
+        return any(info.type == I2_S for info in self._file.tensors.values())
+
+    def readings(self) -> "dict[str, GgufCheckpoint]":
+        if not self.has_i2_s or I2_S_LAYOUT in self.options:
+            return {}
+        return {name: GgufCheckpoint(self.path, self.name, self.options | {I2_S_LAYOUT: name}) for name in LAYOUTS}
+
+    @property
+    def arch(self) -> str:
+        return self._file.metadata["general.architecture"]
 
     @property
     def quantized(self) -> bool:
@@ -84,9 +116,13 @@ class GgufCheckpoint(Checkpoint):
 
     def settings(self) -> bytes:
         metadata = self._file.metadata
-        return repr([(key, metadata[key]) for key in sorted(metadata) if not key.startswith("tokenizer.")]).encode()
+        model = [(key, metadata[key]) for key in sorted(metadata) if not key.startswith("tokenizer.")]
+        return repr(model + sorted(self.options.items())).encode()
 
     def dense(self, name: str) -> Dense:
+        if self._info(name).type == I2_S and self._is_ternary(name):
+            ternary = self.ternary(name)
+            return Dense(ternary.values() * np.float32(ternary.scale), "f32")
         data, kind = self._file.read(self._gguf_names[name])
         return Dense(self._in_our_order(name, data), DENSE_TYPES[kind])
 
@@ -116,16 +152,41 @@ class GgufCheckpoint(Checkpoint):
         return unpermute(rows, heads) if heads else rows
 
     def ternary(self, name: str) -> Ternary:
-        """UserError if its blocks have different scales, so that it is not one ternary matrix."""
-        values = self.dense(name)
-        scale = np.float32(np.abs(values.data).max())
-        if not np.isfinite(scale) or not np.isin(values.data, (-scale, 0, scale)).all():
-            raise UserError(f"{self.path}: {name}: its blocks have different scales; wanted one for the matrix.")
-        unit = Dense(values.data / (scale or np.float32(1)), "f32")
-        return Ternary(pack_exact(unit, f"{self.path}: {name}"), len(values.data), float(scale))
+        """UserError if its blocks have different scales, so that it is not one ternary matrix, or if its layout is not
+        known."""
+        where, out = f"{self.path}: {name}", self._info(name).shape[0]
+        if self._info(name).type == I2_S:
+            packed, scale = self._i2_s(name, where)
+        else:
+            values = self.dense(name).float32()
+            scale = np.float32(np.abs(values).max())
+            if not np.isfinite(scale) or not np.isin(values, (-scale, 0, scale)).all():
+                raise UserError(f"{where}: its blocks have different scales; wanted one for the matrix, -w, 0 and w.")
+            packed = pack_exact(Dense(values / (scale or np.float32(1)), "f32"), where)
+        return Ternary(packed, out, float(np.float32(scale) * self._own_scale(name)))
+
+    def _i2_s(self, name: str, where: str) -> tuple[np.ndarray, float]:
+        if I2_S_LAYOUT not in self.options:
+            raise UserError(f"{where} is of type i2_s, whose layout the file does not say; {how_to_say(I2_S_LAYOUT)}.")
+        raw = self._file.raw(self._gguf_names[name])[0]
+        codes, scale = read_i2_s(raw, self._info(name).shape, self.options[I2_S_LAYOUT], where)
+        return pack_codes(self._in_our_order(name, codes)), scale
+
+    def _own_scale(self, name: str) -> np.float32:
+        """What runtimes multiply the products of a linear layer by."""
+        if _scale_of(name) not in self._gguf_names:
+            return np.float32(1)
+        scale = self._file.read(self._gguf_names[_scale_of(name)])[0].reshape(-1)[0]
+        if not np.isfinite(scale):
+            raise UserError(f"{self.path}: {_scale_of(name)} is {scale}; the file is damaged.")
+        return np.float32(scale)
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_gguf(self._file, self.config.vocab_size)
+
+
+def _scale_of(name: str) -> str:
+    return f"{name.removesuffix('weight')}scale"
 
 
 def hf_name(name: str, family: Family, config: ModelConfig) -> str:

@@ -11,13 +11,14 @@ from lorawgpu.families.config import ModelConfig, check_sizes
 from lorawgpu.families.hf import MULTIMODAL_PREFIX, from_hf
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.registry import FAMILIES
-from lorawgpu.files.dtypes import DENSE_TYPES
+from lorawgpu.files.dtypes import DENSE_TYPES, widen
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.bitsandbytes import Nf4Tensors, is_nf4
 from lorawgpu.weights.nf4 import Nf4
+from lorawgpu.weights.options import HIDDEN_ACT, ModelOptions
 from lorawgpu.weights.tensors import (
     HEAD,
     Checkpoint,
@@ -38,24 +39,37 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 class HfFolder(Checkpoint):
     """The checkpoint in folder `path`; `name` is what the user called it. Reads and checks all headers."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
-        self.config = read_config(path)
+    def __init__(self, path: Path, name: str, options: ModelOptions | None = None) -> None:
+        self.path, self.name, self.options = path, name, dict(options or {})
+        self.config = read_config(path, self.options.get(HIDDEN_ACT))
         files = _tensor_files(path)
         self._stored = {module_name(name, self.config.prefix): name for name in files}
         self._files = {name: files[stored] for name, stored in self._stored.items()}
         self.norm_offset = FAMILIES[self.config.family].norm_offset
-        if self.config.tie_word_embeddings and self._has_own_head():
+        self.untied = self.config.tie_word_embeddings and self._has_own_head()
+        if self.untied:
             self.config = dataclasses.replace(self.config, tie_word_embeddings=False)
         self._nf4 = Nf4Tensors(self.stored())
         self._shapes = expected_tensors(self.config)
         self._check()
 
     def _has_own_head(self) -> bool:
-        """Whether the file stores a head that differs from the embedding: transformers does not tie it then."""
-        if HEAD not in self._files or self.embedding_name not in self._files:
+        """Whether the file stores a head that differs from the embedding: transformers does not tie it then.
+
+        A head without an embedding is both.
+        """
+        if HEAD not in self._files:
+            return False
+        if self.embedding_name not in self._files:
+            for names in (self._files, self._stored):
+                names[self.embedding_name] = names.pop(HEAD)
             return False
         head, embedding = (self._files[name].read(self._stored[name]) for name in (HEAD, self.embedding_name))
+        if (ours := self._dtype(HEAD)) != (theirs := self._dtype(self.embedding_name)):
+            head, embedding = (
+                widen(head, DENSE_TYPES.get(ours, ours)),
+                widen(embedding, DENSE_TYPES.get(theirs, theirs)),
+            )
         return not np.array_equal(head, embedding)
 
     def outside(self) -> list[str]:
@@ -65,7 +79,8 @@ class HfFolder(Checkpoint):
         return [name for name in self._files if not name.startswith((self.config.prefix, "lm_head."))]
 
     def settings(self) -> bytes:
-        return (self.path / "config.json").read_bytes()
+        act = self.options.get(HIDDEN_ACT, "")
+        return (self.path / "config.json").read_bytes() + act.encode()
 
     def stored(self) -> dict[str, tuple[SafetensorsFile, str]]:
         """Every tensor in the files, not only the model's: by our name, its file and its name there."""
@@ -155,9 +170,17 @@ def module_name(name: str, prefix: str) -> str:
     return name
 
 
-def read_config(folder: Path) -> ModelConfig:
+def with_activation(settings: dict, act: str) -> dict:
+    """A config.json with this activation, that of the text part of a multimodal model."""
+    if isinstance(text := settings.get("text_config"), dict):
+        return settings | {"text_config": with_activation(text, act)}
+    return settings | {"hidden_activation" if "hidden_activation" in settings else "hidden_act": act}
+
+
+def read_config(folder: Path, act: str | None = None) -> ModelConfig:
     """The config of a model folder, with the additional EOS tokens of `generation_config.json`.
 
+    act: the activation, instead of the file's.
     UserError, saying what the folder seems to be, if it has no config.json.
     """
     path = folder / "config.json"
@@ -169,6 +192,8 @@ def read_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise UserError(f"{folder}: no config.json; wanted a Hugging Face model folder or a .gguf file.")
     settings = read_json_object(path)
+    if act:
+        settings = with_activation(settings, act)
     if is_nf4(settings):
         del settings["quantization_config"]  # the tensors say which of them are in NF4, and how
     config = from_hf(settings, str(path))

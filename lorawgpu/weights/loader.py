@@ -10,6 +10,7 @@ from lorawgpu.files.hub import download, is_hub_name
 from lorawgpu.files.paths import expand
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
+from lorawgpu.weights.options import I2_S_LAYOUT, ModelOptions
 from lorawgpu.weights.tensors import Checkpoint, Dense, Ternary, expected_tensors
 
 __all__ = ["Checkpoint", "Dense", "Ternary", "open_checkpoint"]
@@ -19,23 +20,34 @@ HUB_HOSTS = ("huggingface.co/", "hf.co/")
 ASSETS = Path(__file__).parent.parent / "assets"
 
 
-def open_checkpoint(model: str | Path) -> Checkpoint:
+def open_checkpoint(
+    model: str | Path, options: ModelOptions | None = None, kept: ModelOptions | None = None
+) -> Checkpoint:
     """The checkpoint that `model` names. Checks headers, reads no weights.
 
-    An existing path wins over a hub name (`owner/model` or `owner/model/file.gguf`). UserError if it is not found,
-    damaged or not supported.
+    An existing path wins over a hub name (`owner/model` or `owner/model/file.gguf`). options: what the user says about
+    the model; kept: what was said when an adapter was trained, possibly on another file of the same model. UserError if
+    it is not found, damaged or not supported, or if it leaves an option no choice.
     """
+    options = options or {}
+    checkpoint = _open(model, {**(kept or {}), **options})
+    if I2_S_LAYOUT in options and not checkpoint.has_i2_s:
+        raise UserError(f"{model}: {I2_S_LAYOUT} is set, but no tensor is of type i2_s; remove it.")
+    return checkpoint
+
+
+def _open(model: str | Path, options: ModelOptions) -> Checkpoint:
     name = str(model)
     if not name.strip():
         raise UserError("the model's name is empty; wanted a model folder, a .gguf file or a hub name.")
     if "://" in name or name.startswith(HUB_HOSTS):
         raise UserError(f"{name}: {_instead_of(name)}.")
     if name.startswith(BUILTIN):
-        return open_builtin(name.removeprefix(BUILTIN))
+        return open_builtin(name.removeprefix(BUILTIN), options)
     path = expand(name)
     if not path.exists() and is_hub_name(name):
         path = download(name)
-    return open_path(path, name)
+    return open_path(path, name, options)
 
 
 def _instead_of(address: str) -> str:
@@ -50,16 +62,17 @@ def _instead_of(address: str) -> str:
     return "URLs are not supported; wanted a model folder, a .gguf file or a hub name (owner/name)"
 
 
-def open_path(path: Path, name: str) -> Checkpoint:
+def open_path(path: Path, name: str, options: ModelOptions) -> Checkpoint:
     """The checkpoint in an existing folder or `.gguf` file."""
     if path.is_dir():
-        checkpoint = HfFolder(path, name)
+        checkpoint = HfFolder(path, name, options)
         note_unused(checkpoint)
+        note_untied(checkpoint)
         return checkpoint
     if not path.is_file():
         raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
     if path.suffix == ".gguf":
-        checkpoint = GgufCheckpoint(path, name)
+        checkpoint = GgufCheckpoint(path, name, options)
         note_widened(checkpoint)
         return checkpoint
     raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors, name the folder they are in.")
@@ -75,6 +88,16 @@ def note_unused(checkpoint: HfFolder) -> None:
         )
 
 
+def note_untied(checkpoint: HfFolder) -> None:
+    """Print a note on stderr if the files contradict the config about the head."""
+    if checkpoint.untied:
+        print(
+            f"note: {checkpoint.name}: config.json says tie_word_embeddings: true, but lm_head.weight differs from the "
+            "embedding; as in transformers 5 the two are not tied",
+            file=sys.stderr,
+        )
+
+
 def note_widened(checkpoint: GgufCheckpoint) -> None:
     """Print a note on stderr for tensors that become float32: what they are, and their memory."""
     shapes = expected_tensors(checkpoint.config)
@@ -84,10 +107,10 @@ def note_widened(checkpoint: GgufCheckpoint) -> None:
         print(f"note: {checkpoint.name}: {what} float32, {size:.3g} GiB", file=sys.stderr)
 
 
-def open_builtin(name: str) -> Checkpoint:
+def open_builtin(name: str, options: ModelOptions) -> Checkpoint:
     """A model that comes with the package: a folder of `assets`. UserError, naming the available ones, if unknown."""
     known = sorted(config.parent.name for config in ASSETS.glob("*/config.json"))
     if name not in known:
         available = ", ".join(BUILTIN + folder for folder in known)
         raise UserError(f"{BUILTIN}{name}: no built-in model has that name; available: {available}")
-    return HfFolder(ASSETS / name, f"{BUILTIN}{name}")
+    return HfFolder(ASSETS / name, f"{BUILTIN}{name}", options)

@@ -18,7 +18,7 @@ class QuantizedAtLoad(Checkpoint):
         if base.config.ternary or base.quantized:
             raise UserError(f"{base.name}: is quantized already; remove {key}.")
         self.base, self.config, self.path, self.name = base, base.config, base.path, base.name
-        self.norm_offset = base.norm_offset
+        self.norm_offset, self.options = base.norm_offset, base.options
         self._store, self._shapes = STORES[store], expected_tensors(base.config)
 
     def settings(self) -> bytes:

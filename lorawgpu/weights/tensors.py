@@ -1,7 +1,7 @@
 """The interface to a base model on disk, which reads one tensor at a time and keeps none in memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,6 +82,8 @@ class Checkpoint(ABC):
     path: Path
     name: str  # what an adapter records as base_model_name_or_path
     quantized: bool = False  # whether any matrix is stored in blocks
+    options: Mapping[str, str] = {}  # what the user said about it (weights/options.py)
+    has_i2_s: bool = False  # whether any matrix is of a type whose layout the user may have to say
 
     norm_offset = 0.0  # what the model adds to the stored weights of norms
 
@@ -92,6 +94,10 @@ class Checkpoint(ABC):
     @property
     def head_name(self) -> str:
         return self.embedding_name if self.config.tie_word_embeddings else HEAD
+
+    def readings(self) -> "dict[str, Checkpoint]":
+        """By name, the checkpoints that the files may hold, if they leave that open; none if they do not."""
+        return {}
 
     def norm(self, name: str) -> np.ndarray:
         """The weight of a norm as the model applies it, float32."""
@@ -199,6 +205,13 @@ def check_packed(packed: np.ndarray, where: str) -> None:
         piece = packed[start : start + step]
         if (piece & (piece >> 1) & 0x55).any():
             raise UserError(f"{where}: the packed weight has non-ternary codes; wanted Hugging Face's packed layout.")
+
+
+def pack_codes(codes: np.ndarray) -> np.ndarray:
+    """Codes T + 1, uint8 [out, in], in packed form. Rows past the end are T = 0."""
+    rows = packed_rows(len(codes))
+    full = np.pad(codes, [(0, 4 * rows - len(codes)), (0, 0)], constant_values=1)
+    return sum(full[i * rows : (i + 1) * rows] << np.uint8(2 * i) for i in range(4))
 
 
 def pack_exact(weight: Dense, where: str) -> np.ndarray:

@@ -29,6 +29,14 @@ ELSEWHERE = {
     "conversation has no target tokens": "test_chat.py",
     "is of the split": "test_splits.py",
     ", on the hub: {": "test_data_files.py",
+    # What only a damaged or odd i2_s has, and the Python API
+    "model_options: ": "test_bitnet_gguf.py",
+    "is supported for linear layers only": "test_bitnet_gguf.py",
+    "is of type i2_s, whose layout": "test_bitnet_gguf.py: where no device can try the layouts",
+    "_scale_of(name)": "test_bitnet_gguf.py",
+    "cannot be stored as i2_s": "test_bitnet_gguf.py",
+    "codes that are not ternary": "test_bitnet_gguf.py",
+    "its scale is": "test_bitnet_gguf.py",
     # Messages that need a whole run, a missing library, or a network
     "made by another run": "test_resume.py",
     "steps: raise max_steps": "test_resume.py: a run made shorter than its checkpoint",

@@ -4,6 +4,7 @@ import json
 import os
 from functools import partial
 
+import bitnet_gguf
 import numpy as np
 import test_bitsandbytes
 import test_gguf
@@ -231,7 +232,8 @@ GGUF = {
     "gguf string that is not UTF-8": (partial(gguf_made, rest=name(b"\xff") + U32 + bytes(9), keys=1), "is not UTF-8"),
     "gguf of seven dimensions": (partial(gguf_made, rest=info([1] * 7, 0), tensors=1), "has 7 dimensions"),
     "gguf of an unknown type": (partial(gguf_made, rest=info([32], 99), tensors=1), "has unknown type number 99"),
-    "gguf type of bitnet.cpp": (partial(gguf_made, rest=info([32], 36), tensors=1), "has BitNet's type i2_s"),
+    "gguf type of bitnet.cpp": (partial(gguf_made, rest=info([32], 38), tensors=1), "has bitnet.cpp's type TL1"),
+    "gguf i2_s of a vector": (partial(gguf_made, rest=info([32], 36), tensors=1), "wanted a matrix of whole bytes of"),
     "gguf row of half a block": (partial(gguf_made, rest=info([33], 8), tensors=1), "wanted rows of multiples of 32"),
     "gguf tensor twice": (partial(gguf_made, rest=info([8], 0) + info([8], 0, 32) + bytes(96), tensors=2), "appears t"),
     "gguf with a gap": (partial(gguf_made, rest=info([8], 0, 64) + bytes(200), tensors=1), "leaves a gap before it"),
@@ -240,7 +242,6 @@ GGUF = {
     "gguf half ternary": (partial(gguf_ternary, dense=("ffn_up",)), "up_proj.weight is not; models of both are not"),
     "gguf alignment of 3": (partial(gguf, metadata={"general.alignment": 3}), "general.alignment is 3"),
     "gguf without sizes": (partial(gguf, arch="qwen2"), "qwen2.attention.head_count is missing"),
-    "gguf of bitnet": (partial(gguf, arch="bitnet-25"), "is not supported as GGUF"),
     "gguf of an adapter": (partial(gguf, metadata={"general.type": "adapter"}), "(pass an adapter with --adapter"),
     "gguf in parts": (partial(gguf, metadata={"split.count": 4}), "is one part of a split model"),
     "gguf with a window": (partial(gguf, metadata={"attention.sliding_window": 64}), "(sliding_window) is not support"),
@@ -354,4 +355,22 @@ def _text(folder):
     return folder / "t.jsonl"
 
 
-CASES = HF | GGUF | NF4 | TOKENIZER
+def bitnet(folder, *options, edit=lambda raw: raw, tokenizer=True, **keys):
+    path = bitnet_gguf.write_bitnet(folder / "m.gguf", tokenizer=tokenizer, **keys)
+    path.write_bytes(edit(path.read_bytes()))
+    return [*evaluate(folder, path), *(word for option in options for word in ("--model-option", option))]
+
+
+BITNET = {
+    "bitnet without its activation": (partial(bitnet, arch="bitnet"), "its metadata has no bitnet.hidden_act"),
+    "bitnet of another activation": (partial(bitnet, arch="bitnet", hidden_act="gelu"), "(act) 'gelu' is not"),
+    "i2_s of a layout that no loss tells": (bitnet, "in each (x86 "),
+    "i2_s without a tokenizer": (partial(bitnet, tokenizer=False), "and no tokenizer, which trying them needs"),
+    "i2_s of TL2": (partial(bitnet, number=39), "has bitnet.cpp's type TL2, which is not supp"),
+    "an option without a value": (lambda t: bitnet(t, "relu2"), "--model-option relu2: wanted KEY=VALUE, such as"),
+    "an option twice": (lambda t: bitnet(t, "hidden_act=relu2", "hidden_act=silu"), "hidden_act is also set to relu2"),
+    "an option unknown": (lambda t: bitnet(t, "rope_theta=1"), "'rope_theta' is not supported; wanted hidden"),
+    "an option of another value": (lambda t: bitnet(t, "i2_s_layout=tl1"), "is 'tl1'; wanted x86, x86_rows or arm"),
+    "an option that no file needs": (lambda t: [*evaluate(t), "--model-option", "i2_s_layout=x86"], "no tensor is of"),
+}  # fmt: skip
+CASES = HF | GGUF | NF4 | BITNET | TOKENIZER
