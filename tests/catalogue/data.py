@@ -115,7 +115,7 @@ RECORDS = {
     "a speaker of a list": (line(conversations=[{"from": [], "value": "a"}]), "`from` must be one of"),
     "a role of a list": (turn(role=["user"], content="a"), "`role` must be one of"),
     "tools of a word": (line(messages=[{"role": "user", "content": "a"}], tools="{"), "`tools` is a string that is no"),
-    "tool calls of a number": (turn(role="assistant", content="", tool_calls=3), "`tool_calls` must be a list, got int"),
+    "tool calls of a number": (turn(role="assistant", content="", tool_calls=3), "`tool_calls` must be a list"),
     "arguments that are not JSON": (
         partial(with_template, template="{{ messages[1].tool_calls | tojson }}", content=json.dumps({"messages": [
             {"role": "user", "content": "Hi"},
