@@ -176,7 +176,7 @@ def write_gguf(path, arch="llama", **values):
     """A GGUF file with only metadata: values by key under `tokenizer.ggml.`, None omits one."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in values.items():
-        key = "tokenizer.chat_template" if key == "chat_template" else f"tokenizer.ggml.{key}"
+        key = f"tokenizer.{key}" if key.startswith("chat_template") else f"tokenizer.ggml.{key}"
         add = {int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool, list: writer.add_array}
         if value is not None:
             add[type(value)](key, value)

@@ -16,10 +16,11 @@ of such a header alone ("Assistant: 7" -> ":" + " " + "7"), the space is trained
 it for the sake of the first kind, so the model has to write it for the second. See `spaces_before`.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lorawgpu.chat.call_spans import call_span
+from lorawgpu.chat.marks import placeholders, split_at, try_render
 from lorawgpu.chat.spans import Span
 from lorawgpu.chat.template import REASONING, ChatTemplate, TemplateFailed
 
@@ -87,11 +88,11 @@ def _layout(
 
 def _find_layout(template: ChatTemplate, roles: tuple[str, ...]) -> TurnLayout | None:
     """From two renders of placeholders, one with spaces around each."""
-    marks = _placeholders([template.source], len(roles))
+    marks = placeholders([template.source], len(roles))
     turns = list(zip(roles, marks, strict=True))
-    bare = _try_render(template, [{"role": role, "content": mark} for role, mark in turns], None)
-    spaced = _try_render(template, [{"role": role, "content": f" {mark} "} for role, mark in turns], None)
-    parts = None if bare is None else _split(bare, marks)
+    bare = try_render(template, [{"role": role, "content": mark} for role, mark in turns], None)
+    spaced = try_render(template, [{"role": role, "content": f" {mark} "} for role, mark in turns], None)
+    parts = None if bare is None else split_at(bare, marks)
     if parts is None or spaced is None:
         return None
     strips = [f" {mark} " not in spaced for mark in marks]
@@ -108,12 +109,12 @@ def _spans_from_one_render(
         isinstance(c, str) and set(messages[i]) <= {"role", "content"} for i, c in zip(chosen, contents, strict=True)
     ):
         return None
-    marks = _placeholders(messages, len(chosen))
+    marks = placeholders(messages, len(chosen))
     twin = list(messages)
     for index, mark in zip(chosen, marks, strict=True):
         twin[index] = {**messages[index], "content": mark}
-    marked = _try_render(template, twin, tools)  # None: it rejects the placeholder, so it inspects contents
-    parts = None if marked is None else _split(marked, marks)
+    marked = try_render(template, twin, tools)  # None: it rejects the placeholder, so it inspects contents
+    parts = None if marked is None else split_at(marked, marks)
     if parts is None:
         return None
     for shown in (str, str.strip, str.lstrip, str.rstrip):
@@ -128,14 +129,17 @@ def _span(template: ChatTemplate, messages: list, tools: list | None, index: int
     message, upto = messages[index], messages[: index + 1]
     head, start, end = _between(template, messages, tools, index, text)
     if start is None or end is None:  # a later turn may depend on this one, such as an answer to its tool call
-        stopped = _try_render(template, upto, tools)
+        stopped = try_render(template, upto, tools)
         if stopped is not None and text.startswith(stopped):
             head, alone, closed = _between(template, upto, tools, index, stopped)
             start, end = (alone if start is None else start), (closed if end is None else end)
     if start is None:  # the header depends on the content (a thinking block): take all after the generation prompt
         start = _after_prompt(template, upto, tools, text, head)
+    if (start is None or end is None) and message.get("tool_calls") and not message.get("content"):
+        found = call_span(template, messages, tools, index, text)
+        start, end = found or (start, end)
     if end is None and isinstance(message.get("content"), str):
-        mark = _placeholders(messages, 1)[0]
+        mark = placeholders(messages, 1)[0]
         _, tail = _around(template, messages, tools, index, {**message, "content": message["content"] + mark}, mark)
         end = len(text) - len(tail) if tail is not None and text.endswith(tail) else None
     if start is None or end is None or start > end:
@@ -155,7 +159,7 @@ def _between(
 ) -> tuple[str | None, int | None, int | None]:
     """The text before a placeholder for message `index`; and the start and end of the real content, where `text`
     begins and ends like the marked render."""
-    mark = _placeholders(messages, 1)[0]
+    mark = placeholders(messages, 1)[0]
     bare = {k: v for k, v in messages[index].items() if k not in ("tool_calls", *REASONING)}
     bare["content"] = _like(messages[index].get("content"), mark)
     head, tail = _around(template, messages, tools, index, bare, mark)
@@ -166,8 +170,8 @@ def _between(
 
 def _around(template: ChatTemplate, messages: list, tools: list | None, index: int, twin: dict, mark: str) -> tuple:
     """What a render has before and after the mark in message `index`; (None, None) unless it is there exactly once."""
-    marked = _try_render(template, [*messages[:index], twin, *messages[index + 1 :]], tools)
-    parts = None if marked is None else _split(marked, [mark])
+    marked = try_render(template, [*messages[:index], twin, *messages[index + 1 :]], tools)
+    parts = None if marked is None else split_at(marked, [mark])
     return (None, None) if parts is None else tuple(parts)
 
 
@@ -175,23 +179,13 @@ def _after_prompt(template: ChatTemplate, upto: list, tools: list | None, text: 
     """The end of the generation prompt for the last message of `upto`, if the render continues it."""
     if upto[-1]["role"] != "assistant" or len(upto) == 1:
         return None
-    prompt = _try_render(template, upto[:-1], tools, add_generation_prompt=True)
-    without_prompt = _try_render(template, upto[:-1], tools)
+    prompt = try_render(template, upto[:-1], tools, add_generation_prompt=True)
+    without_prompt = try_render(template, upto[:-1], tools)
     if prompt is None or not text.startswith(prompt):
         return None
     # a template without a generation prompt will do, provided it puts no header before an answer
     headless = head is not None and head.startswith(prompt) and not head[len(prompt) :].strip()
     return len(prompt) if prompt != without_prompt or headless else None
-
-
-def _try_render(
-    template: ChatTemplate, messages: list, tools: list | None, add_generation_prompt: bool = False
-) -> str | None:
-    """The render, or None if the template raises."""
-    try:
-        return template.render(messages, tools, add_generation_prompt)
-    except TemplateFailed:
-        return None
 
 
 class EndOfTurn:
@@ -237,7 +231,7 @@ class EndOfTurn:
         start, end = content
         rest = text[end:]
         if index + 1 < len(messages):
-            stopped = _try_render(self.template, messages[: index + 1], tools)
+            stopped = try_render(self.template, messages[: index + 1], tools)
             if stopped is None:
                 return ""
             if stopped.startswith(text[:end]):
@@ -248,28 +242,8 @@ class EndOfTurn:
         return rest
 
 
-def _placeholders(messages: list[dict], count: int) -> list[str]:
-    """Strings that no message contains, in private-use characters that templates neither strip nor change."""
-    everything = json.dumps(messages, ensure_ascii=False, default=str)
-    fence = "\ue000"
-    while fence in everything:
-        fence = chr(ord(fence) + 1)
-    return [f"{fence}{i}{fence}" for i in range(count)]
-
-
 def _like(content: object, mark: str) -> object:
     return [{"type": "text", "text": mark}] if isinstance(content, list) else mark
-
-
-def _split(text: str, marks: list[str]) -> list[str] | None:
-    """The text between the marks, if each one occurs exactly once and in order."""
-    parts = []
-    for mark in marks:
-        before, found, text = text.partition(mark)
-        if not found or mark in text:
-            return None
-        parts.append(before)
-    return [*parts, text]
 
 
 def _join(parts: list[str], contents: list[str], text: str) -> list[Span] | None:

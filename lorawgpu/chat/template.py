@@ -12,6 +12,7 @@ from lorawgpu.chat.arguments import RESERVED, Arguments, with_arguments
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.content_independent import is_content_independent
 from lorawgpu.chat.sandbox import Budget, Sandbox
+from lorawgpu.chat.tool_calls import wants_objects, with_objects
 from lorawgpu.errors import UserError
 from lorawgpu.files.paths import expand
 from lorawgpu.util.suggest import nearest
@@ -30,12 +31,15 @@ class ChatTemplate:
     """A Jinja template, rendered in a sandbox with the globals that published templates expect.
 
     `special_tokens` (bos_token, eos_token, ...) are variables of the template. `strftime_now` uses the time of
-    creation, so that a conversation always renders the same. UserError if `source` is not a valid template.
+    creation, so that a conversation always renders the same. `tool_use`: the source of the model's template for
+    conversations with tools, if it has another one. UserError if a source is not a valid template.
     """
 
-    def __init__(self, source: str, special_tokens: dict, now: datetime | None = None):
+    def __init__(self, source: str, special_tokens: dict, now: datetime | None = None, tool_use: str | None = None):
         self.source, self.special_tokens = source, dict(special_tokens)
         self.now = datetime.now() if now is None else now
+        self.tool_use = tool_use
+        self._for_tools = None if tool_use is None else ChatTemplate(tool_use, special_tokens, self.now)
         if len(source) > MAX_TEMPLATE:
             raise UserError(f"the chat template has {len(source):,} characters; at most {MAX_TEMPLATE:,} are allowed")
         try:
@@ -49,16 +53,40 @@ class ChatTemplate:
             raise UserError(f"the chat template cannot be compiled: {_cut(error) or 'nested too deeply'}") from None
 
     def __reduce__(self):  # compiled templates do not pickle: worker processes compile their own
-        return ChatTemplate, (self.source, self.special_tokens, self.now)
+        return ChatTemplate, (self.source, self.special_tokens, self.now, self.tool_use)
+
+    def at(self, now: datetime) -> "ChatTemplate":
+        """The same template at another time."""
+        return ChatTemplate(self.source, self.special_tokens, now, self.tool_use)
 
     def render(self, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = False) -> str:
         """The conversation as a string. TemplateFailed with the template's own message if it raises.
 
-        Contents are strings; a template that only shows lists of parts gets each one as a part of type text.
+        Contents are strings; a template that only shows lists of parts gets each one as a part of type text. Arguments
+        of tool calls may be objects or JSON text; a template that shows objects gets objects.
         """
-        return self._render(
-            [_in_parts(m) for m in messages] if self._wants_parts else messages, tools, add_generation_prompt
-        )
+        if tools and self._for_tools:
+            return self._for_tools.render(messages, tools, add_generation_prompt)
+        if self._wants_parts:
+            messages = [_in_parts(m) for m in messages]
+        if any(m.get("tool_calls") for m in messages) and self._wants_objects:
+            try:
+                messages = [with_objects(_plain(m)) for m in messages]
+            except ValueError as error:
+                raise TemplateFailed(str(error)) from None
+        return self._render(messages, tools, add_generation_prompt)
+
+    @cached_property
+    def _wants_objects(self) -> bool:
+        """Whether arguments of tool calls have to be objects."""
+
+        def render(messages: list[dict], tools: list[dict]) -> str | None:
+            try:
+                return self._render([_in_parts(m) for m in messages] if self._wants_parts else messages, tools, False)
+            except TemplateFailed:
+                return None
+
+        return wants_objects(render)
 
     @cached_property
     def _wants_parts(self) -> bool:
@@ -100,10 +128,15 @@ class ChatTemplate:
 
 
 def resolve_template(
-    name: str | None, jinja: str | None, own: str | None, special_tokens: dict, arguments: Arguments | None = None
+    name: str | None,
+    jinja: str | None,
+    own: str | None,
+    special_tokens: dict,
+    arguments: Arguments | None = None,
+    tool_use: str | None = None,
 ) -> ChatTemplate | None:
     """The template to use: the built-in one called `name`, else `jinja` (a file or the source), else the model's `own`;
-    with `arguments` for its variables.
+    with `arguments` for its variables. `tool_use`: what goes with it for conversations with tools.
 
     None if there is none of them. UserError for an unknown name, if both `name` and `jinja` are given, and for an
     argument that the template does not read.
@@ -115,7 +148,7 @@ def resolve_template(
     source = BUILT_IN[name] if name is not None else own if jinja is None else _text_or_file(jinja)
     if source is None:
         return None
-    template = ChatTemplate(source, special_tokens)
+    template = ChatTemplate(source, special_tokens, None, tool_use)
     return _with_arguments(template, arguments) if arguments else template
 
 
@@ -125,7 +158,8 @@ def _with_arguments(template: ChatTemplate, arguments: Arguments) -> ChatTemplat
             meant, others = nearest(name, template.variables), ", ".join(sorted(template.variables))
             hint = f"the nearest one is `{meant}`" if meant else f"it reads {others}" if others else "it reads none"
             raise UserError(f"chat_template_kwargs: the chat template does not read a variable `{name}`; {hint}")
-    return ChatTemplate(with_arguments(template.source, arguments), template.special_tokens, template.now)
+    sources = [None if s is None else with_arguments(s, arguments) for s in (template.source, template.tool_use)]
+    return ChatTemplate(sources[0], template.special_tokens, template.now, sources[1])
 
 
 def _cut(error: object) -> str:

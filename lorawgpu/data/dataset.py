@@ -231,7 +231,7 @@ def _detect_type(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, Sour
     raise UserError(f"data set {files[0]}: contains no readable records")
 
 
-ENCODING = 6  # increase it when the same data gives other ids, labels or counts, so that no old cache is read
+ENCODING = 7  # increase it when the same data gives other ids, labels or counts, so that no old cache is read
 
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:
@@ -243,8 +243,8 @@ def _digests(files: Sequence[Path]) -> dict[str, str]:
 
 def _key(digests: Sequence[str], kind: str, loading: LoadSettings) -> str:
     template = loading.template
-    template_key = template and [template.source, template.special_tokens]
-    if template and "strftime_now" in template.source:
+    template_key = template and [template.source, template.tool_use, template.special_tokens]
+    if template and "strftime_now" in f"{template.source}{template.tool_use}":
         template_key.append(template.now.date().isoformat())  # the rendered text has the date
     tokenizer_digest = loading.tokenizer and loading.tokenizer.digest
     how = [ENCODING, kind, asdict(loading.settings), tokenizer_digest, template_key, loading.vocab_size,

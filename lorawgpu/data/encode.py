@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from tokenizers import Encoding
 
+from lorawgpu.chat.hidden import hidden_kinds
 from lorawgpu.chat.loss_mask import EndOfTurn, TurnLayout, render_with_spans
 from lorawgpu.chat.spans import answer_tokens, overlapping, spaces_before, special_token_end
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed
@@ -32,13 +33,15 @@ class EncodeSettings:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A sample (None: too long and dropped) and what happened to it. For the last three see `Counts`."""
+    """A sample (None: too long and dropped) and what happened to it. For the others see `Counts`; `hidden`: of
+    `chat.hidden.KINDS`."""
 
     sample: Sample | None
     truncated: bool = False
     missing_eos: bool = False
     empty_targets: bool = False
     boundary_tokens: int = 0
+    hidden: frozenset[str] = frozenset()
 
 
 class Encoder:
@@ -152,7 +155,8 @@ class Encoder:
                 labels[first:last] = ids[first:last]
         missing_eos = not everything and bool(chosen) and ends[-1] == spans[-1][1]
         empty = not everything and any(not text[start:end].strip() for start, end in spans)
-        return Encoded(Sample(ids, labels), missing_eos=missing_eos, empty_targets=empty)
+        hidden = hidden_kinds(self.template, chat.messages, chat.tools, text) | ({"tools"} if chat.functions else set())
+        return Encoded(Sample(ids, labels), missing_eos=missing_eos, empty_targets=empty, hidden=hidden)
 
     def _encode(self, text: str, source: SourceLine, add_special: bool = False) -> Encoding:
         try:

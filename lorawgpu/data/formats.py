@@ -17,14 +17,14 @@ trained and untrained text is trained, and counted (`Counts.boundary_tokens`). T
 target, whatever its piece says.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.field_names import ALPACA, CONVERSATIONS, Fields, candidates, fields_of, other_type
 from lorawgpu.data.read_files import bad_line
+from lorawgpu.data.tools import SourceLine, tool_calls_of, tools_of
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief
 from lorawgpu.util.suggest import nearest
@@ -41,13 +41,15 @@ SPEAKERS = {
 class Chat:
     """Messages for a chat template. `train[i]`: the message's own `train` flag, or None to go by its role.
 
-    The first `prompt` messages are context: not trained unless their own flag says so.
+    The first `prompt` messages are context: not trained unless their own flag says so. `functions`: the record has
+    some, which no template reads.
     """
 
     messages: list[dict]
     train: list[bool | None]
     tools: list[dict] | None = None
     prompt: int = 0
+    functions: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,6 @@ class Tokens:
 
 
 Example = Chat | Text | Tokens
-SourceLine = tuple[str, int]  # file, line
 
 
 def detect_type(record: dict, source: SourceLine) -> str:
@@ -129,7 +130,8 @@ def to_example(kind: str, record: dict, source: SourceLine, first: SourceLine | 
 
 
 def _chat(record: dict, source: SourceLine) -> Chat:
-    return _messages(record["messages"], source, "messages", _tools(record, source))
+    chat = _messages(record["messages"], source, "messages", tools_of(record, source))
+    return replace(chat, functions=bool(record.get("functions")))
 
 
 def _by_other_names(kind: str) -> tuple[tuple[str, ...], Callable[[dict, SourceLine], Example]]:
@@ -149,7 +151,8 @@ def _conversations(record: dict, source: SourceLine, key: str = "conversations")
         if not isinstance(turn, dict):
             raise bad_line(*source, f"{where} must be an object", turn)
         messages.append(turn if "role" in turn else _spoken(turn, source, where))
-    return _messages(messages, source, key, _tools(record, source))
+    chat = _messages(messages, source, key, tools_of(record, source))
+    return replace(chat, functions=bool(record.get("functions")))
 
 
 def _spoken(turn: dict, source: SourceLine, where: str) -> dict:
@@ -179,7 +182,7 @@ def _prompt_completion(record: dict, source: SourceLine) -> Text | Chat:
     if isinstance(prompt, str) and isinstance(completion, str):
         return Text([(prompt, False), (completion, True)], whole=True)
     if isinstance(prompt, list) and isinstance(completion, list):
-        tools = _tools(record, source)
+        tools = tools_of(record, source)
         before, after = _messages(prompt, source, "prompt", tools), _messages(completion, source, "completion", tools)
         return Chat(before.messages + after.messages, before.train + after.train, tools, prompt=len(before.messages))
     got = f"{type(prompt).__name__} and {type(completion).__name__}"
@@ -249,6 +252,8 @@ def _messages(value: object, source: SourceLine, key: str, tools: list[dict] | N
             got = brief(message.get("role"))
             raise bad_line(*source, f"{where}: `role` must be one of {', '.join(ROLES)}, got {got}")
         message = message | {"content": _content(message, source, where)}
+        if message.get("tool_calls"):
+            message["tool_calls"] = tool_calls_of(message["tool_calls"], tools, source, where)
         train.append(_flag(message, source, where))
         messages.append({k: v for k, v in message.items() if v is not None and k not in ("train", "weight")})
     if not messages:
@@ -293,18 +298,6 @@ def _content(message: dict, source: SourceLine, where: str) -> str | None:
         if not isinstance(part.get("text"), str):
             raise bad_line(*source, f"{where}: a part of type text needs a string in `text`", part)
     return "".join(part["text"] for part in content)
-
-
-def _tools(record: dict, source: SourceLine) -> list[dict] | None:
-    tools = record.get("tools") or None
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except json.JSONDecodeError as error:
-            raise bad_line(*source, f"`tools` is a string that is not valid JSON ({error})", tools) from None
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
-        raise bad_line(*source, "`tools` must be a list of objects", tools)
-    return tools
 
 
 def _list(value: object, source: SourceLine, key: str) -> list:

@@ -15,6 +15,13 @@ OPEN, CLOSE = (
     "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}",
 )  # where the output has no color
 
+HIDDEN = {
+    "tools": "the tools or tool calls: the model would not learn them. Use a template that shows them "
+    "(chat_template_jinja), and `tools` and `tool_calls` instead of `functions` and `function_call`",
+    "reasoning": "the reasoning, or that of earlier turns: it is not trained",
+    "messages": "every message, such as one of an unusual role: the model would not see it",
+}
+
 
 def preview_lines(
     stores: Sequence[TokenStore], tokenizer: Tokenizer | None, count: int, as_json: bool, color: bool
@@ -79,6 +86,8 @@ def summary(counts: Counts) -> str:
             f"\nwarning: in {counts.empty_targets} samples an answer to train on is empty: the model would learn to "
             "say nothing. Either the data has no answer, or the chat template does not show it (such as `tool_calls`)"
         )
+    for kind, count in counts.hidden().items():
+        text += f"\nwarning: in {count} samples the chat template does not show {HIDDEN[kind]}"
     if counts.boundary_tokens:
         text += (
             f"\nnote: {counts.boundary_tokens} tokens span a boundary between trained and untrained text; they are "

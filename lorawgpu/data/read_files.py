@@ -221,9 +221,18 @@ def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
                 raise bomb(path, MAX_EXPANSION)
             for record in batch.to_pylist():
                 row += 1
-                yield row, _cells(record)
+                yield row, _cells(_without_nulls(record))
     except ArrowException as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
+
+
+def _without_nulls(value: object) -> object:
+    """Arrow gives every struct of a column the same keys, and fills up with nulls."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(item) for key, item in value.items() if item is not None}
 
 
 _LISTS = {"messages", "conversations", "segments", "input_ids", "labels", "tools", *CONVERSATIONS}  # as JSON in a cell

@@ -38,9 +38,17 @@ class Counts:
     missing_eos: int = 0  # chats whose last trained turn has no end-of-turn token
     empty_targets: int = 0  # samples with a trained turn or piece of text that is blank
     boundary_tokens: int = 0  # trained tokens that span trained and untrained text
+    hidden_tools: int = 0  # samples with tools or tool calls that the chat template does not show
+    hidden_reasoning: int = 0  # or with reasoning
+    hidden_messages: int = 0  # or with whole messages
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def hidden(self) -> dict[str, int]:
+        """What the chat template does not show, in words, with the samples that have it."""
+        words = {"tools": self.hidden_tools, "reasoning": self.hidden_reasoning, "messages": self.hidden_messages}
+        return {kind: count for kind, count in words.items() if count}
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

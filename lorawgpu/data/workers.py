@@ -1,7 +1,7 @@
 """Tokenizing data files into a store: in pieces of a few megabytes, by a pool of processes."""
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lorawgpu.chat.hidden import KINDS
 from lorawgpu.data.batching import Sample
 from lorawgpu.data.encode import Encoder
 from lorawgpu.data.read_files import BadLine, Raw, is_uncompressed_jsonl, read, split_lines
@@ -129,6 +130,7 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
     lines: list[int] = []
     skipped: list[str] = []
     tokens = targets = truncated = dropped = missing_eos = empty_targets = boundary_tokens = 0
+    hidden = Counter()
     for line, raw in _records(task):
         try:
             encoded = encoder(task.file, line, raw)
@@ -148,13 +150,23 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         missing_eos += encoded.missing_eos
         empty_targets += encoded.empty_targets
         boundary_tokens += encoded.boundary_tokens
+        hidden.update(encoded.hidden)
     return Chunk(
         np.concatenate([np.empty(0, np.int32), *(s.input_ids for s in samples)]),
         np.concatenate([np.empty(0, np.int32), *(s.labels for s in samples)]),
         np.array([len(s) for s in samples], np.int64),
         np.array(lines, np.int64),
         Counts(
-            len(samples), tokens, targets, truncated, dropped, len(skipped), missing_eos, empty_targets, boundary_tokens
+            len(samples),
+            tokens,
+            targets,
+            truncated,
+            dropped,
+            len(skipped),
+            missing_eos,
+            empty_targets,
+            boundary_tokens,
+            *(hidden[kind] for kind in KINDS),
         ),
         skipped,
     )

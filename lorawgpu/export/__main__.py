@@ -6,8 +6,9 @@ from pathlib import Path
 
 from lorawgpu.cli import add_device_option, add_model_option, main_of, parser_of
 from lorawgpu.errors import UserError
-from lorawgpu.export import gguf, merged, mlx, peft
+from lorawgpu.export import gguf, gguf_merged, merged, mlx, peft
 from lorawgpu.export.effect import check_effect
+from lorawgpu.export.gguf_tensors import TYPES
 from lorawgpu.export.source import ExportSource, open_source
 from lorawgpu.export.staging import file_names, staged
 from lorawgpu.families.registry import FAMILIES
@@ -31,12 +32,20 @@ def parse(argv: list[str]) -> Namespace:
     known = ", ".join(name for family in FAMILIES.values() for name in family.gguf.archs)
     usage = "for gguf, where runtimes disagree: general.architecture of the base model"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
+    usage = "for gguf: one file of base and adapter together, instead of an adapter"
+    parser.add_argument("--merged", action="store_true", help=usage)
+    usage = "with --merged: the type of all matrices (default: the base's own, where it can be written)"
+    parser.add_argument("--quantize", metavar="|".join(TYPES), choices=TYPES, help=usage)
     usage = "for merged: write a quantized model's weights as float32, or a ternary one's as bf16, for evaluation only"
     parser.add_argument("--dequantize", action="store_true", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
     if args.arch is not None and args.to != "gguf":
         raise UserError(f"--arch {args.arch}: only --to gguf takes an architecture")
+    if args.merged and args.to != "gguf":
+        raise UserError(f"--merged: only --to gguf has two forms; --to {args.to} is one")
+    if args.quantize and not args.merged:
+        raise UserError(f"--quantize {args.quantize}: only --to gguf --merged writes the weights of the base")
     if args.dequantize and args.to != "merged":
         raise UserError("--dequantize: only --to merged writes base weights")
     return args
@@ -48,25 +57,41 @@ def run(argv: list[str]) -> None:
     out, form = Path(args.out), FORMATS[args.to]
     if args.to == "merged":
         merged.check_mergeable(source, args.dequantize)
-    main_file = gguf.FILE if args.to == "gguf" and out.suffix == ".gguf" else None
+    if args.merged:
+        form = gguf_merged
+        gguf_merged.check(source)
+    main_file = form.FILE if args.to == "gguf" and out.suffix == ".gguf" else None
     with staged(out, main_file) as folder:
-        with busy(f"writing {args.to}"):
-            if args.to == "gguf":
-                gguf.write(folder, source, args.arch)
-            else:
-                form.write(folder, source)
-        notes = check_merged(folder, source, args) if form is merged else check_adapter(folder, source, form, args)
+        notes = write(folder, source, form, args)
         written = sorted(path.name for path in folder.iterdir())
     targets = file_names(out, written, main_file) if main_file else {name: out / name for name in written}
-    kind = merged.description(source) if form is merged else args.to
+    kind = merged.description(source) if form is merged else "merged gguf" if args.merged else args.to
     print(f"wrote {kind}: {', '.join(map(str, targets.values()))}")
     for line in notes:
         print(f"  {line}")
     remarks = form.remarks(source)
     if remarks:
-        print(f"known problems of {form.RUNTIME} with this adapter:" if form is not merged else "notes:")
+        problems = form not in (merged, gguf_merged)
+        print(f"known problems of {form.RUNTIME} with this adapter:" if problems else "notes:")
     for remark in remarks:
         print(f"  - {remark}")
+
+
+def write(folder: Path, source: ExportSource, form, args: Namespace) -> list[str]:
+    """Write an export into `folder` and check it; returns what to say of it."""
+    if form is gguf_merged:
+        with busy("writing merged weights"):
+            gguf_merged.write(folder, source, args.quantize, args.arch)
+        with busy("reading back"):
+            note, checkpoint = gguf_merged.check_file(folder, source, args.quantize)
+        size = gguf_merged.size_note(folder, source, args.quantize)
+        return [size, note, *with_device(folder, source, args, lambda probe: probe.rounded(checkpoint))]
+    with busy(f"writing {args.to}"):
+        if form is gguf:
+            gguf.write(folder, source, args.arch)
+        else:
+            form.write(folder, source)
+    return check_merged(folder, source, args) if form is merged else check_adapter(folder, source, form, args)
 
 
 def check_adapter(folder: Path, source: ExportSource, form, args: Namespace) -> list[str]:

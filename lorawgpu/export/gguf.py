@@ -123,10 +123,10 @@ def remarks(source: ExportSource) -> list[str]:
         "llama.cpp reads the ends from the base model's file and knows the common ones by name; for any other add "
         f"--override-kv tokenizer.ggml.eot_token_id=int:{end}",
     )
-    return found + _family_remarks(source)
+    return found + family_remarks(source)
 
 
-def _family_remarks(source: ExportSource) -> list[str]:
+def family_remarks(source: ExportSource) -> list[str]:
     """What llama.cpp does otherwise with the base model, whether or not it has an adapter."""
     config, found = source.config, []
     windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]

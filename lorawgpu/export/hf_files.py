@@ -6,7 +6,7 @@ from pathlib import Path
 from lorawgpu.errors import CheckFailed
 from lorawgpu.families.hf import to_hf
 from lorawgpu.families.registry import FAMILIES
-from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
+from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, TOOL_USE_FILE
 from lorawgpu.tokenizer.hf import Tokenizer
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 
@@ -40,6 +40,14 @@ def _write(path: Path, data: dict) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def write_templates(folder: Path, template: str, tool_use: str | None) -> None:
+    """The chat template, and the one for conversations with tools if it is another one, where transformers has them."""
+    (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    if tool_use is not None:
+        (folder / TOOL_USE_FILE).parent.mkdir(exist_ok=True)
+        (folder / TOOL_USE_FILE).write_text(tool_use, encoding="utf-8")
+
+
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
     """Write the files of a fast tokenizer, read them back and compare on a probe text."""
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
@@ -51,7 +59,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
     }
     if tokenizer.chat_template is not None:
         config["chat_template"] = tokenizer.chat_template
-        (folder / CHAT_TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8")
+        write_templates(folder, tokenizer.chat_template, tokenizer.tool_use_template)
     _write(folder / "tokenizer_config.json", config)
     again = Tokenizer.from_hf_folder(folder)
     for special in (False, True):

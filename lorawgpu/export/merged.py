@@ -143,14 +143,14 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
 def reopen(folder: Path, source: ExportSource) -> HfFolder:
     """Open the export as a checkpoint. Raises CheckFailed if its config describes another model than the base."""
     checkpoint = HfFolder(folder, str(folder))
-    if not _same_model(checkpoint.config, source.config):
+    if not same_model(checkpoint.config, source.config):
         raise CheckFailed(
             f"{folder}, read back: its config.json does not describe the same model as {source.checkpoint.name}"
         )
     return checkpoint
 
 
-def _same_model(a: ModelConfig, b: ModelConfig) -> bool:
+def same_model(a: ModelConfig, b: ModelConfig) -> bool:
     """Whether two configs are equal, but for where they stop. A GGUF describes RoPE in another way, and keeps no other
     tower's prefix."""
 

@@ -54,6 +54,11 @@ class Probe:
             theirs, self.effect / 2, "; rounding to the base's dtype removes the adapter: serve it unmerged"
         )
 
+    def rounded(self, checkpoint) -> str:
+        """What rounding to the types of a file does to the logits of a merged model. It is the user's choice."""
+        error = relative(self._logits(self._engine(load_model(self.device, checkpoint))), self.ours)
+        return f"logits of {TOKENS} tokens: {error:.1e} from ours; the adapter's effect is {self.effect:.1e}"
+
     def _judge(self, theirs: np.ndarray, tolerance: float, advice: str = "") -> str:
         error = relative(theirs, self.ours)
         note = f"logits of {TOKENS} tokens: {error:.1e} from ours; the adapter's effect is {self.effect:.1e}"

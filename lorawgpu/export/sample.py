@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 from lorawgpu.errors import UserError
+from lorawgpu.export.hf_files import write_templates
 from lorawgpu.export.probe import Probe
 from lorawgpu.export.source import ExportSource
-from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
 from lorawgpu.generate.answer import Answerer
 from lorawgpu.generate.sampling import Sampling
 
@@ -30,7 +30,7 @@ def write_sample(folder: Path, source: ExportSource, probe: Probe) -> str:
     messages, text = None, QUESTION
     try:
         if template := prompts.template:
-            (folder / CHAT_TEMPLATE_FILE).write_text(template.source, encoding="utf-8")
+            write_templates(folder, template.source, template.tool_use)
             messages = [{"role": "user", "content": QUESTION}]
             text = template.render(messages, add_generation_prompt=True).rstrip(" ")
         ids, limit = prompts.chat(messages) if messages else prompts.raw(text), source.config.max_position_embeddings

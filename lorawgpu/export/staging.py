@@ -50,8 +50,9 @@ def _named(out: Path) -> Iterator[None]:
 
 
 def _publish(partial: Path, out: Path, main: str | None) -> None:
-    for path in partial.iterdir():
-        _sync(path)
+    for path in partial.rglob("*"):
+        if path.is_file():
+            _sync(path)
     sync_folder(partial)
     out.parent.mkdir(parents=True, exist_ok=True)
     if main:
@@ -80,7 +81,7 @@ def _publish_files(partial: Path, out: Path, main: str) -> None:
             done.append(target)
     except BaseException:
         for target in done:
-            target.unlink(missing_ok=True)
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
         raise
 
 

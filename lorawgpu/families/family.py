@@ -25,7 +25,8 @@ class GgufNames:
     ours below the layer's path. permuted: whether the rows of q and k are in the order of interleaved RoPE. act: the
     activation, which GGUF metadata does not name. readable: the archs that a base model can be read from. top_names:
     tensors outside of layers besides embedding, norm and head. keys: the metadata as keys of config.json, in addition
-    to those that all archs have. reads: metadata keys of unusual options that `keys` understands.
+    to those that all archs have. reads: metadata keys of unusual options that `keys` understands. metadata: the inverse
+    of `keys`, what an export writes in addition to what all archs have; rope_tensors: the same for tensors.
     """
 
     archs: tuple[str, ...]
@@ -36,6 +37,8 @@ class GgufNames:
     top_names: Mapping[str, str] = field(default_factory=dict)
     keys: "Callable[[GgufKeys], dict]" = lambda meta: {}
     reads: frozenset[str] = frozenset()
+    metadata: "Callable[[ModelConfig], dict]" = lambda config: {}
+    rope_tensors: "Callable[[ModelConfig], dict]" = lambda config: {}
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,11 @@ def with_windows(
         return replace(layer, attention=replace(layer.attention, window=window, rope=rope or layer.attention.rope))
 
     return tuple(local(layer) if kind == LOCAL else layer for layer, kind in zip(layers, kinds, strict=True))
+
+
+def window_of(config: ModelConfig) -> int | None:
+    """The sliding window of the layers that have one."""
+    return next((layer.attention.window for layer in config.layers if layer.attention.window is not None), None)
 
 
 def read_local_rope(keys: Keys, theta: float) -> Rope:

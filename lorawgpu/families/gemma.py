@@ -13,6 +13,7 @@ from lorawgpu.families.family import (
     equal_layers,
     read_local_rope,
     read_sizes,
+    window_of,
     with_windows,
 )
 from lorawgpu.families.gguf_keys import GgufKeys
@@ -114,6 +115,23 @@ def read_gemma3_gguf(meta: GgufKeys) -> dict:
     }
 
 
+def write_gemma2_gguf(config: ModelConfig) -> dict:
+    return {
+        "attention.sliding_window": window_of(config),
+        "attn_logit_softcapping": config.layers[0].attention.softcap,
+        "final_logit_softcapping": config.final_softcap,
+    }
+
+
+def write_gemma3_gguf(config: ModelConfig) -> dict:
+    """llama.cpp makes every 6th layer global, whatever a file says."""
+    local = next((layer for layer in config.layers if layer.attention.window is not None), None)
+    return {
+        "attention.sliding_window": window_of(config),
+        "rope.freq_base_swa": local.attention.rope.theta if local else LOCAL_THETA,
+    }
+
+
 def _pre_attention_scalar(meta: GgufKeys, layers_of_27b: int) -> float:
     if meta.get("attention.scale"):
         return meta.number("attention.scale") ** -2
@@ -166,6 +184,7 @@ GEMMA2 = Family(
         permuted=False,
         act="gelu_tanh",
         keys=read_gemma2_gguf,
+        metadata=write_gemma2_gguf,
         reads=frozenset(
             {"attention.scale", "attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
         ),
@@ -190,6 +209,7 @@ GEMMA3 = Family(
         permuted=False,
         act="gelu_tanh",
         keys=read_gemma3_gguf,
+        metadata=write_gemma3_gguf,
         reads=frozenset(
             {"attention.scale", "attention.sliding_window", "attention.sliding_window_pattern", "rope.scaling.type"}
         ),

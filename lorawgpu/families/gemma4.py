@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
-from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames
+from lorawgpu.families.family import GLOBAL, LOCAL, Family, GgufNames, window_of
 from lorawgpu.families.gemma import LAYER_NAMES_4, SIZES
 from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.keys import GELU, Keys
@@ -151,6 +151,36 @@ def read_gguf(meta: GgufKeys) -> dict:
     }
 
 
+def write_gguf(config: ModelConfig) -> dict:
+    layers = config.layers
+    local = next((layer for layer in layers if layer.attention.window is not None), layers[0]).attention
+    whole = layers[-1].attention  # the last layer is always global
+    return {
+        "attention.head_count_kv": [layer.attention.kv_heads for layer in layers],
+        "feed_forward_length": [layer.mlp.width for layer in layers],
+        "attention.key_length": whole.head_dim,
+        "attention.value_length": whole.head_dim,
+        "attention.key_length_swa": local.head_dim,
+        "attention.value_length_swa": local.head_dim,
+        "attention.sliding_window": window_of(config),
+        "attention.sliding_window_pattern": [layer.attention.window is not None for layer in layers],
+        "attention.shared_kv_layers": sum(layer.attention.shares is not None for layer in layers),
+        "final_logit_softcapping": config.final_softcap,
+        "embedding_length_per_layer_input": config.per_layer_input,
+        "rope.dimension_count": whole.head_dim,
+        "rope.dimension_count_swa": local.head_dim,
+        "rope.freq_base": whole.rope.theta,
+        "rope.freq_base_swa": local.rope.theta,
+    }
+
+
+def rope_tensors(config: ModelConfig) -> dict:
+    """1 for the pairs of global layers that rotate, 1e30 for the others."""
+    attention = config.layers[-1].attention
+    rotates = attention.rope.inv_freq(attention.head_dim) > 0
+    return {"rope_freqs.weight": [1.0 if turns else 1e30 for turns in rotates]}
+
+
 def _rotating(meta: GgufKeys) -> int:
     """The number of pairs that rotate in global layers: GGUF stores 1 for them and 1e30 for the others."""
     return sum(value < 1e20 for value in meta.vector("rope_freqs.weight"))
@@ -199,6 +229,8 @@ FAMILY = Family(
             "per_layer_proj_norm": "per_layer_projection_norm",
         },
         keys=read_gguf,
+        metadata=write_gguf,
+        rope_tensors=rope_tensors,
         reads=frozenset(
             {
                 "attention.sliding_window",

@@ -47,26 +47,36 @@ def read_options(keys: Keys) -> dict:
     return {"embed_scale": keys.number("embedding_multiplier"), "logits_scale": 1 / keys.number("logits_scaling")}
 
 
+GGUF_KEYS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+
+
 def read_gguf(meta: GgufKeys) -> dict:
-    names = {
-        "attention_multiplier": "attention.scale",
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-    }
-    return {ours: meta.number(theirs, MULTIPLIERS[ours]) for ours, theirs in names.items()}
+    return {ours: meta.number(theirs, MULTIPLIERS[ours]) for ours, theirs in GGUF_KEYS.items()}
 
 
-def config_json(config: ModelConfig) -> dict:
+def write_gguf(config: ModelConfig) -> dict:
+    values = _multipliers(config)
+    return {theirs: values[ours] for ours, theirs in GGUF_KEYS.items()}
+
+
+def _multipliers(config: ModelConfig) -> dict:
     layer = config.layers[0]
-    return common_json(config) | {
-        "architectures": ["GraniteForCausalLM"],
-        "model_type": "granite",
+    return {
         "attention_multiplier": layer.attention.scale,
         "embedding_multiplier": config.embed_scale,
         "residual_multiplier": layer.residual_scale,
         "logits_scaling": 1 / config.logits_scale,
     }
+
+
+def config_json(config: ModelConfig) -> dict:
+    names = {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+    return common_json(config) | names | _multipliers(config)
 
 
 GGUF = GgufNames(
@@ -75,6 +85,7 @@ GGUF = GgufNames(
     layer_names=LAYER_NAMES,
     permuted=True,
     keys=read_gguf,
+    metadata=write_gguf,
     reads=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
 )
 FAMILY = Family(

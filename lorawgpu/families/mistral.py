@@ -1,11 +1,14 @@
 """Mistral: Llama with a sliding window in every layer. Ministral 3: YaRN, in a multimodal layout, text only."""
 
+import math
+
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.family import Family, GgufNames, common_json, read_equal_layers
 from lorawgpu.families.gguf_keys import GgufKeys
 from lorawgpu.families.keys import Keys
 from lorawgpu.families.llama import LAYER_NAMES, NORMS
+from lorawgpu.families.rope import yarn_scale
 from lorawgpu.families.spec import LayerSpec
 
 DEFAULTS = {
@@ -60,6 +63,19 @@ def ministral_gguf(meta: GgufKeys) -> dict:
     return {"rope_scaling": scaling, "multimodal": True}
 
 
+def write_ministral_gguf(config: ModelConfig) -> dict:
+    """The multiplier is what makes llama.cpp's attention factor, with its mscale of 1, the model's. beta_fast and
+    beta_slow are not kept by a config: other ones than the defaults are noticed when the file is read back."""
+    rope = config.layers[0].attention.rope
+    log = 0.1 * math.log(rope.factor) if rope.factor > 1 else 0.0
+    multiplier = (yarn_scale(rope.factor) / rope.attention_factor - 1) / log if log else 0.0
+    return {
+        "attention.temperature_scale": rope.query_beta or None,
+        "rope.scaling.yarn_log_multiplier": multiplier or None,
+        "rope.scaling.yarn_attn_factor": None,
+    }
+
+
 MISTRAL = Family(
     name="mistral",
     architectures={"mistral": "MistralForCausalLM"},
@@ -90,6 +106,7 @@ MINISTRAL3 = Family(
         layer_names=LAYER_NAMES,
         permuted=True,
         keys=ministral_gguf,
+        metadata=write_ministral_gguf,
         reads=frozenset({"rope.scaling.type", "attention.temperature_scale"}),
     ),
     text={"mistral3": "mistral"},

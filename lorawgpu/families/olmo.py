@@ -11,6 +11,7 @@ from lorawgpu.families.family import (
     common_json,
     read_equal_layers,
     read_local_rope,
+    window_of,
     with_windows,
 )
 from lorawgpu.families.gguf_keys import GgufKeys
@@ -56,6 +57,12 @@ def read_gguf(meta: GgufKeys) -> dict:
     return data
 
 
+def write_gguf(config: ModelConfig) -> dict:
+    window = window_of(config)
+    flags = [layer.attention.window is not None for layer in config.layers]
+    return {"attention.sliding_window": window, "attention.sliding_window_pattern": flags} if window else {}
+
+
 def config_json(config: ModelConfig) -> dict:
     data = common_json(config) | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
     windows = [layer.attention.window for layer in config.layers]
@@ -83,6 +90,7 @@ GGUF = GgufNames(
     },
     permuted=False,
     keys=read_gguf,
+    metadata=write_gguf,
     reads=frozenset({"attention.sliding_window", "attention.sliding_window_pattern", "rope.scaling.type"}),
 )
 OLMO2 = Family(

@@ -39,6 +39,20 @@ def read_gguf(meta: GgufKeys) -> dict:
     return data
 
 
+def write_gguf(config: ModelConfig) -> dict:
+    rope = config.layers[0].attention.rope
+    data = {
+        "attention.sliding_window": config.layers[0].attention.window or 0,
+        "rope.scaling.original_context_length": rope.original_max_position_embeddings or config.max_position_embeddings,
+    }
+    return data | ({"rope.scaling.attn_factor": rope.attention_factor} if rope.switches else {})
+
+
+def rope_tensors(config: ModelConfig) -> dict:
+    rope = config.layers[0].attention.rope
+    return {LONG: rope.long_factors, SHORT: rope.freq_factors} if rope.switches else {}
+
+
 def config_json(config: ModelConfig) -> dict:
     attention = config.layers[0].attention
     return common_json(config) | {
@@ -77,6 +91,8 @@ FAMILY = Family(
         },
         permuted=False,
         keys=read_gguf,
+        metadata=write_gguf,
+        rope_tensors=rope_tensors,
         reads=frozenset({"attention.sliding_window", "rope.scaling.type", "rope.dimension_count"}),
     ),
     config_json=config_json,

@@ -45,8 +45,8 @@ class TensorInfo:
 class GgufFile:
     """The header of a GGUF file, fully checked: `metadata` by key, `tensors` by name.
 
-    Numeric arrays are NumPy arrays, string arrays lists. UserError for a missing, truncated, malformed or unsupported
-    file.
+    Numeric arrays are NumPy arrays, string arrays lists. `kinds`: the value types of the metadata, (type, type of an
+    array's items or None), to write it again. UserError for a missing, truncated, malformed or unsupported file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class GgufFile:
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data, size, str(path))
             tensor_count, key_count = _preamble(cursor)
-            self.metadata = _metadata(cursor, key_count)
+            self.metadata, self.kinds = _metadata(cursor, key_count)
             bitnet = str(self.metadata.get("general.architecture")).startswith("bitnet")
             infos = [_tensor_info(cursor, bitnet) for _ in range(cursor.count(tensor_count, 32, "tensors"))]
             alignment = self.metadata.get("general.alignment", 32)
@@ -121,6 +121,11 @@ class _Cursor:
     def u32(self) -> int:
         return struct.unpack("<I", self.take(4))[0]
 
+    def peek_u32(self) -> int:
+        value = self.u32()
+        self.position -= 4
+        return value
+
     def u64(self) -> int:
         return struct.unpack("<Q", self.take(8))[0]
 
@@ -149,14 +154,16 @@ def _preamble(cursor: _Cursor) -> tuple[int, int]:
     return cursor.u64(), cursor.u64()
 
 
-def _metadata(cursor: _Cursor, key_count: int) -> dict[str, object]:
-    metadata: dict[str, object] = {}
+def _metadata(cursor: _Cursor, key_count: int) -> tuple[dict[str, object], dict[str, tuple[int, int | None]]]:
+    metadata, kinds = {}, {}
     for _ in range(cursor.count(key_count, 13, "metadata keys")):
         key = cursor.string()
         if key in metadata:
             raise UserError(f"{cursor.source}: metadata key {brief(key)} appears twice.")
-        metadata[key] = _value(cursor, cursor.u32(), key)
-    return metadata
+        kind = cursor.u32()
+        item = cursor.peek_u32() if kind == ARRAY else None
+        metadata[key], kinds[key] = _value(cursor, kind, key), (kind, item)
+    return metadata, kinds
 
 
 def _value(cursor: _Cursor, kind: int, key: str) -> object:

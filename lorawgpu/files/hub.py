@@ -11,7 +11,7 @@ HUB_NAME = re.compile(rf"(?P<repo>{PART}/{PART})(?:/(?P<file>(?:{PART}/)*{PART}\
 FILES = [
     "config.json", "generation_config.json", "model.safetensors", "model-*.safetensors",
     "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja",
+    "added_tokens.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
 ]  # fmt: skip
 
 

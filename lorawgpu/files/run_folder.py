@@ -14,6 +14,8 @@ STATE_FILE = "trainer_state.json"
 SUMS_FILE = "SHA256SUMS"
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"  # of a model folder and of an export
+MORE_TEMPLATES = "additional_chat_templates"  # there, the folder of templates by name
+TOOL_USE_FILE = f"{MORE_TEMPLATES}/tool_use.jinja"
 
 
 def checkpoint_name(step: int) -> str:

@@ -11,19 +11,22 @@ from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
 from lorawgpu.config.source import read_yaml
 from lorawgpu.errors import UserError
-from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, RUN_CONFIG_FILE
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, RUN_CONFIG_FILE, TOOL_USE_FILE
+from lorawgpu.files.untrusted import read_bytes
+from lorawgpu.tokenizer.hf import MAX_TEMPLATE, Tokenizer
 
 MARK = "\ue000"  # a private-use character that no template changes
 INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
 
 
 class TemplateChoice(NamedTuple):
-    """A built-in name, or a file or source; neither: the model's own. `arguments`: for its variables."""
+    """A built-in name, or a file or source; neither: the model's own. `arguments`: for its variables; `tool_use`: the
+    source of the template that goes with it for conversations with tools."""
 
     name: str | None = None
     jinja: str | None = None
     arguments: Arguments = {}
+    tool_use: str | None = None
 
 
 def template_for(
@@ -36,7 +39,8 @@ def template_for(
     """
     choice = template_choice(adapter, given, arguments)
     own, special_tokens = tokenizer.chat_template, tokenizer.special_tokens
-    return resolve_template(choice.name, choice.jinja, own, special_tokens, choice.arguments)
+    tool_use = choice.tool_use if choice.name or choice.jinja else tokenizer.tool_use_template
+    return resolve_template(choice.name, choice.jinja, own, special_tokens, choice.arguments, tool_use)
 
 
 def template_choice(adapter: Path | None, given: str | None, arguments: Arguments | None = None) -> TemplateChoice:
@@ -69,7 +73,9 @@ def _of_run(adapter: Path) -> TemplateChoice:
     Only these keys are read: the run's data may be gone, and another version may have written the rest.
     """
     if (adapter / CHAT_TEMPLATE_FILE).is_file():
-        return TemplateChoice(jinja=str(adapter / CHAT_TEMPLATE_FILE))  # its arguments are in it
+        tool_use = adapter / TOOL_USE_FILE
+        named = read_bytes(tool_use, MAX_TEMPLATE).decode("utf-8", "replace") if tool_use.is_file() else None
+        return TemplateChoice(jinja=str(adapter / CHAT_TEMPLATE_FILE), tool_use=named)  # its arguments are in it
     for folder in (adapter, adapter.parent):
         if (folder / RUN_CONFIG_FILE).is_file():
             settings = read_yaml(folder / RUN_CONFIG_FILE).data

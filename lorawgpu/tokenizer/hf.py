@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from lorawgpu.errors import UserError
-from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE
+from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, TOOL_USE_FILE
 from lorawgpu.files.untrusted import brief, read_bytes, read_json_object
 from lorawgpu.tokenizer.added_tokens import SPECIAL_TOKENS, add_declared
 from lorawgpu.tokenizer.gguf import backend_from_gguf, bos_eos_processor, user_errors
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZER = 64 << 20  # bytes; the largest published tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # bytes
+TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 MAX_GROWTH = 100  # times the length of the input
 
 
@@ -27,8 +28,9 @@ class Tokenizer:
     """The tokenizer of a model.
 
     `special_tokens`: the special tokens by the names that templates use (`bos_token`, ...); `chat_template`: the
-    model's own Jinja template, or None; `add_bos`: whether the tokenizer adds BOS by itself. `rows`: of the model's
-    embedding, None if unknown; text that becomes an id beyond them is refused.
+    model's own Jinja template, or None, and `tool_use_template` the one for conversations with tools, if it has one;
+    `add_bos`: whether the tokenizer adds BOS by itself. `rows`: of the model's embedding, None if unknown; text that
+    becomes an id beyond them is refused.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Tokenizer:
         chat_template: str | None,
         source: str,
         rows: int | None = None,
+        tool_use_template: str | None = None,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
@@ -46,7 +49,7 @@ class Tokenizer:
         self._plain: tokenizers.Tokenizer | None = None
         self.source = source
         self.special_tokens = special_tokens
-        self.chat_template = chat_template
+        self.chat_template, self.tool_use_template = chat_template, tool_use_template
         self.bos_id = self._special_id("bos_token")
         self.eos_id = self._special_id("eos_token")
         self.add_bos = self.bos_id is not None and self.encode("", add_special=True)[:1] == [self.bos_id]
@@ -74,16 +77,19 @@ class Tokenizer:
             bos = named.get("bos_token") if gemma or config.get("add_bos_token") else None
             eos = named.get("eos_token") if config.get("add_eos_token") else None
             backend.post_processor = bos_eos_processor(backend, bos, eos)
-        return cls(backend, named, _chat_template(Path(folder), config), str(path), rows)
+        templates = _chat_templates(Path(folder), config)
+        return cls(backend, named, templates.get("default"), str(path), rows, templates.get(TOOL_USE))
 
     @classmethod
     def from_gguf(cls, file: "GgufFile", rows: int | None = None) -> "Tokenizer":
         """Rebuild the tokenizer from GGUF metadata. UserError if it is not supported."""
         backend, named = backend_from_gguf(file)
-        template = file.metadata.get("tokenizer.chat_template")
-        if template is not None and not isinstance(template, str):
-            raise UserError(f"{file.path}: tokenizer.chat_template is {brief(template)}; wanted a string.")
-        return cls(backend, named, template, str(file.path), rows)
+        keys = ("tokenizer.chat_template", f"tokenizer.chat_template.{TOOL_USE}")
+        templates = [file.metadata.get(key) for key in keys]
+        for key, template in zip(keys, templates, strict=True):
+            if template is not None and not isinstance(template, str):
+                raise UserError(f"{file.path}: {key} is {brief(template)}; wanted a string.")
+        return cls(backend, named, templates[0], str(file.path), rows, templates[1])
 
     @property
     def vocab_size(self) -> int:
@@ -222,18 +228,26 @@ def _special_tokens(config: dict, source: str) -> dict[str, str]:
     return named
 
 
-def _chat_template(folder: Path, config: dict) -> str | None:
-    """`chat_template.jinja` wins over `tokenizer_config.json`; of several named templates, `default` is used."""
-    path = folder / CHAT_TEMPLATE_FILE
-    if path.is_file():
-        try:
-            return read_bytes(path, MAX_TEMPLATE).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8: {error}.") from None
+def _chat_templates(folder: Path, config: dict) -> dict[str, str]:
+    """The templates by name. `chat_template.jinja`, and files in a folder of more of them, win over
+    `tokenizer_config.json`, where a single template is called `default`."""
     template = config.get("chat_template")
     if isinstance(template, list):
-        templates = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = templates.get("default")
-    if template is not None and not isinstance(template, str):
-        raise UserError(f"{folder / 'tokenizer_config.json'}: chat_template is {brief(template)}; wanted a string.")
-    return template
+        template = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+    elif not isinstance(template, dict):
+        template = {} if template is None else {"default": template}
+    templates = {name: template[name] for name in ("default", TOOL_USE) if template.get(name) is not None}
+    for source in templates.values():
+        if not isinstance(source, str):
+            path = folder / "tokenizer_config.json"
+            raise UserError(f"{path}: chat_template is {brief(source)}; wanted a string.")
+    files = {"default": folder / CHAT_TEMPLATE_FILE, TOOL_USE: folder / TOOL_USE_FILE}
+    read = {name: _text(path) for name, path in files.items() if path.is_file()}
+    return read if "default" in read else templates | read
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path, MAX_TEMPLATE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8: {error}.") from None

@@ -10,7 +10,7 @@ from lorawgpu.files.untrusted import brief
 if TYPE_CHECKING:
     from lorawgpu.files.gguf import GgufFile
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # values of tokenizer.ggml.token_type
 SPECIAL_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 END_IDS = ("bos", "eos", "eot", "eom")
 # Tokens that llama.cpp makes control tokens whatever the file says (src/llama-vocab.cpp).

@@ -92,12 +92,12 @@ def text_setup(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_si
     """A model without a tokenizer is enough for pre-tokenized data."""
     try:
         found, missing = tokenizer(), ""
-        own, special = found.chat_template, found.special_tokens
+        own, tool_use, special = found.chat_template, found.tool_use_template, found.special_tokens
     except UserError as error:
-        found, missing, own, special = None, str(error), None, {}
-    template = resolve_template(
-        config.chat_template, config.chat_template_jinja, own, special, config.chat_template_kwargs
-    )
+        found, missing, own, tool_use, special = None, str(error), None, None, {}
+    name, jinja = config.chat_template, config.chat_template_jinja
+    tool_use = None if name or jinja else tool_use
+    template = resolve_template(name, jinja, own, special, config.chat_template_kwargs, tool_use)
     return TextSetup(found, missing, template, vocab_size)
 
 
@@ -171,7 +171,7 @@ def prepare(
         note_other_base(config.start_from, checkpoint.name)
     text = text_setup_of_model(config, checkpoint)
     if today and text.template:
-        text = replace(text, template=ChatTemplate(text.template.source, text.template.special_tokens, today))
+        text = replace(text, template=text.template.at(today))
     data = load_data(config, text, skip_bad_lines, read_only=read_only)
     if problems := config.evaluation_problems(data.validation is not None):
         raise UserError("; ".join(problem for _, problem in problems))

@@ -82,6 +82,9 @@ def _data(run: Run) -> str:
         )
     if counts.empty_targets:
         text += f", {counts.empty_targets:,} with an empty answer to train on (see --preview)"
+    if hidden := counts.hidden():
+        listed = ", ".join(f"{kind} of {count:,} samples" for kind, count in hidden.items())
+        text += f", not shown by the chat template: {listed} (see --preview)"
     if counts.boundary_tokens:
         text += f", {counts.boundary_tokens:,} tokens span trained and untrained text (they are trained)"
     if held_out is None:

@@ -42,10 +42,10 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: Path, name: str, options: ModelOptions | None = None) -> None:
         self.path, self.name, self.options = path, name, dict(options or {})
-        self._file = GgufFile(path)
+        self.file = GgufFile(path)
         self.config = self._config()
         self._family = FAMILIES[self.config.family]
-        names = [name for name in self._file.tensors if name not in ROPE_TENSORS]
+        names = [name for name in self.file.tensors if name not in ROPE_TENSORS]
         self._gguf_names = {hf_name(name, self._family, self.config): name for name in names}
         shapes = expected_tensors(self.config)
         if self.config.ternary is None and self._of_ternary_types(shapes):
@@ -54,7 +54,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _config(self) -> ModelConfig:
         try:
-            return from_gguf(self._file, self.options.get(HIDDEN_ACT))
+            return from_gguf(self.file, self.options.get(HIDDEN_ACT))
         except ActivationUnknown as error:
             raise UserError(
                 f"{error}, and models of this architecture differ in it (Microsoft's BitNet b1.58 2B4T: relu2; "
@@ -74,7 +74,7 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def has_i2_s(self) -> bool:
-        return any(info.type == I2_S for info in self._file.tensors.values())
+        return any(info.type == I2_S for info in self.file.tensors.values())
 
     def readings(self) -> "dict[str, GgufCheckpoint]":
         if not self.has_i2_s or I2_S_LAYOUT in self.options:
@@ -83,16 +83,16 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def arch(self) -> str:
-        return self._file.metadata["general.architecture"]
+        return self.file.metadata["general.architecture"]
 
     @property
     def quantized(self) -> bool:
         """Whether any tensor is stored in quantized blocks."""
-        return any(info.type not in DENSE_TYPES for info in self._file.tensors.values())
+        return any(info.type not in DENSE_TYPES for info in self.file.tensors.values())
 
     def _of_ternary_types(self, names) -> bool:
         """Whether the linear layers are ternary: such a model quantizes activations too. UserError if only some are."""
-        types = self._file.tensors
+        types = self.file.tensors
         linear = [name for name in names if is_linear(name) and name in self._gguf_names]
         ternary = [name for name in linear if types[self._gguf_names[name]].type in TERNARY_TYPES]
         if ternary and len(ternary) < len(linear):
@@ -115,7 +115,7 @@ class GgufCheckpoint(Checkpoint):
         return found
 
     def settings(self) -> bytes:
-        metadata = self._file.metadata
+        metadata = self.file.metadata
         model = [(key, metadata[key]) for key in sorted(metadata) if not key.startswith("tokenizer.")]
         return repr(model + sorted(self.options.items())).encode()
 
@@ -123,11 +123,11 @@ class GgufCheckpoint(Checkpoint):
         if self._info(name).type == I2_S and self._is_ternary(name):
             ternary = self.ternary(name)
             return Dense(ternary.values() * np.float32(ternary.scale), "f32")
-        data, kind = self._file.read(self._gguf_names[name])
+        data, kind = self.file.read(self._gguf_names[name])
         return Dense(self._in_our_order(name, data), DENSE_TYPES[kind])
 
     def gather(self, name: str, ids: np.ndarray) -> Dense:
-        data, kind = self._file.read(self._gguf_names[name], ids)
+        data, kind = self.file.read(self._gguf_names[name], ids)
         return Dense(data, DENSE_TYPES[kind])
 
     def matrix(self, name: str) -> Dense | Blocks:
@@ -135,7 +135,7 @@ class GgufCheckpoint(Checkpoint):
             return self.ternary(name)
         if (store := self.store(name)) not in BLOCK_STORES:
             return self.dense(name)
-        raw = self._file.raw(self._gguf_names[name])
+        raw = self.file.raw(self._gguf_names[name])
         return Blocks(self._in_our_order(name, raw), store, f"{self.path}: {name}")
 
     def store(self, name: str) -> str:
@@ -145,7 +145,7 @@ class GgufCheckpoint(Checkpoint):
         return own if own in STORES else "f32"
 
     def _info(self, name: str) -> TensorInfo:
-        return self._file.tensors[self._gguf_names[name]]
+        return self.file.tensors[self._gguf_names[name]]
 
     def _in_our_order(self, name: str, rows: np.ndarray) -> np.ndarray:
         heads = permuted_heads(name.rsplit(".", 1)[0], self.config, self._family)
@@ -168,7 +168,7 @@ class GgufCheckpoint(Checkpoint):
     def _i2_s(self, name: str, where: str) -> tuple[np.ndarray, float]:
         if I2_S_LAYOUT not in self.options:
             raise UserError(f"{where} is of type i2_s, whose layout the file does not say; {how_to_say(I2_S_LAYOUT)}.")
-        raw = self._file.raw(self._gguf_names[name])[0]
+        raw = self.file.raw(self._gguf_names[name])[0]
         codes, scale = read_i2_s(raw, self._info(name).shape, self.options[I2_S_LAYOUT], where)
         return pack_codes(self._in_our_order(name, codes)), scale
 
@@ -176,13 +176,13 @@ class GgufCheckpoint(Checkpoint):
         """What runtimes multiply the products of a linear layer by."""
         if _scale_of(name) not in self._gguf_names:
             return np.float32(1)
-        scale = self._file.read(self._gguf_names[_scale_of(name)])[0].reshape(-1)[0]
+        scale = self.file.read(self._gguf_names[_scale_of(name)])[0].reshape(-1)[0]
         if not np.isfinite(scale):
             raise UserError(f"{self.path}: {_scale_of(name)} is {scale}; the file is damaged.")
         return np.float32(scale)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_gguf(self._file, self.config.vocab_size)
+        return Tokenizer.from_gguf(self.file, self.config.vocab_size)
 
 
 def _scale_of(name: str) -> str:

@@ -33,6 +33,10 @@ def with_tokenizer(folder, content):
     return evaluate(folder, model, data=folder / "d.jsonl")
 
 
+def with_template(folder, content, template):
+    return [*with_tokenizer(folder, content), "--chat-template", template]
+
+
 def line(**record):
     return partial(with_tokenizer, content=json.dumps(record) + "\n")
 
@@ -111,6 +115,12 @@ RECORDS = {
     "a speaker of a list": (line(conversations=[{"from": [], "value": "a"}]), "`from` must be one of"),
     "a role of a list": (turn(role=["user"], content="a"), "`role` must be one of"),
     "tools of a word": (line(messages=[{"role": "user", "content": "a"}], tools="{"), "`tools` is a string that is no"),
+    "tool calls of a number": (turn(role="assistant", content="", tool_calls=3), "`tool_calls` must be a list"),
+    "arguments that are not JSON": (
+        partial(with_template, template="{{ messages[1].tool_calls | tojson }}", content=json.dumps({"messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]})),
+        "line 1: the arguments of tool_calls[0] (f) are not JSON"),
     "tools of numbers": (line(messages=[{"role": "user", "content": "a"}], tools=[1]), "`tools` must be a list of obj"),
     "an instruction of a number": (line(instruction=1, output="a"), "`instruction` must be a string, got int"),
     "a prompt of a list": (line(prompt=[], completion="a"), "must be two strings or two lists of messages, got list a"),

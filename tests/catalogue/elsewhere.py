@@ -28,6 +28,7 @@ ELSEWHERE = {
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
     "is of the split": "test_splits.py",
+    "{str(error)}": "test_tools.py: arguments that are not JSON",
     ", on the hub: {": "test_data_files.py",
     # What only a damaged or odd i2_s has, and the Python API
     "model_options: ": "test_bitnet_gguf.py",
