@@ -60,7 +60,7 @@ def test_the_plan_and_the_preview_say_what_to_do(tmp_path, capsys):
     config = write_config(tmp_path / "run", **keys, chat_template_jinja=THINK)
     run = prepare(load_config(config))
     note = plan_of(run, build_engine(run, open_dry_device(None)))["note"]
-    assert note.startswith("1 samples: a last answer follows '' in training, but '<think>\\n' in generation")
+    assert "1 samples: a last answer follows '' in training, but '<think>\\n' in generation" in note
     assert "begin the answers with '<think>\\n'" in note and "chat_template_jinja" in note
     assert main([str(config), "--preview", "1"]) == 0
     assert "begin the answers with '<think>\\n', or use" in capsys.readouterr().out
