@@ -8,6 +8,7 @@ from dataclasses import fields
 from lorawgpu.api.model import MAX_NEW_TOKENS, Ended, LoadedModel, load
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.cli import add_device_option, add_model_options, add_template_kwargs_option, main_of, parser_of
+from lorawgpu.data.workers import start_worker
 from lorawgpu.errors import UserError
 from lorawgpu.generate.prompt_file import Prompt, read_prompts
 from lorawgpu.generate.prompts import template_arguments
@@ -176,6 +177,7 @@ def read_turn() -> str:
 
 def run(argv: list[str]) -> None:
     args = parse(argv)
+    start_worker()
     sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
     prompts = read_prompts(args.prompts) if args.prompts else {}
     if args.raw and (line := next((n for n, prompt in prompts.items() if isinstance(prompt, list)), None)):
