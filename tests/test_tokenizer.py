@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tiny_tokenizer import tiny_tokenizer
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from vocabularies import write_gguf
 
 from lorawgpu.errors import UserError
