@@ -29,6 +29,7 @@ class Tracker:
             raise self.error
 
 
+SETTINGS = dict.fromkeys(("wandb_entity", "wandb_run_id", "wandb_mode", "wandb_project", "wandb_name"))
 ERRORS = [RuntimeError("no api key\nmore"), ConnectionError("refused"), SystemExit(1), OSError(28, "No space left")]
 
 
@@ -40,7 +41,7 @@ def test_a_tracker_that_fails_is_one_note(tmp_path, capsys, monkeypatch, name, e
     monkeypatch.setitem(sys.modules, "wandb", tracker)
     monkeypatch.setitem(sys.modules, "tensorboard.summary", tracker)
     monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace(summary=tracker))
-    log = MetricsLog(tmp_path / "metrics.jsonl", loggers=open_loggers([name], tmp_path, {}))
+    log = MetricsLog(tmp_path / "metrics.jsonl", loggers=open_loggers([name], tmp_path, SETTINGS))
     for step in (1, 2):
         log.write(step, loss=1.0)
     log.close()
