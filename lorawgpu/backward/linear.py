@@ -34,7 +34,7 @@ def project_backward(c, layer, name, dx, dy, x, scratch, s, *, width, accumulate
     c.work.give(*scratch)
     if dx is not None:
         with c.plan.scope(f"d{name}"):
-            linear_backward(c.plan, c.work, dx, dy, weight, rows=c.rows, lora=lora, accumulate=accumulate)
+            linear_backward(c.plan, c.work, dx, dy, weight, rows=c.rows, lora=lora, accumulate=accumulate, room=c.room)
             if group and lora is None:
                 options = {"rows": c.rows, "width": width, "step": c.step, "p": c.dropout, "first_row": c.first_row}
                 lora_dropout_back(c.plan, c.work, dx, dh, group, c.adapter.params, **options)

@@ -15,6 +15,7 @@ from lorawgpu.engine.exchange import Exchange, Solo, StepSums, share
 from lorawgpu.engine.objective import CausalLM, Objective, Sections
 from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.tensor import padded
+from lorawgpu.gpu.workspace import WASTE
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.head import CHUNK_ALIGN, Head, capped_head_forward, section_name
@@ -145,8 +146,11 @@ class Engine:
             dx = c.keep(c.hidden, "dx")
             c.plan.clear(dx)
         head = Head.take(c, self.device.max_binding)
+        gated = c.rows * max(padded(layer.spec.mlp.width) for layer in self.model.layers)
+        c.room = gated  # the buffer of the forward's gated product is free
         sections = self.objective.record(c, head, x, dx, totals)
         head.give(c)
+        c.room = head.logits.size if head.logits.size > 2 * WASTE * gated else 0  # too large for other uses
         with c.plan.section("backward"):
             transformer_backward(c, dx, saved, self.options.checkpointing)
         return head, lambda targets: ["forward", *sections(targets), "backward"]

@@ -117,6 +117,7 @@ class Context:
     attention: str = "flash"
     first_row: int = 0
     embedded: Tensor | None = None  # [rows, C] the embedding of the batch, for per-layer inputs
+    room: int = 0  # elements of a free buffer that the backward has anyway, for sums of splits
     shared_dkv: dict = field(default_factory=dict)  # layer -> its dk and dv, as far as its readers have added to them
 
     @property

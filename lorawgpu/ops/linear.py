@@ -24,11 +24,13 @@ def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual
         matmul(plan, problem)
 
 
-def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None, accumulate=False):
+def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None, accumulate=False, room=0):
     """dx [rows, weight.columns] (+)= dy W (+ dh A).
 
     dh A is added in the product's epilogue, which saves a pass over dx, unless the store leaves no registers for it.
+    `room`: elements of scratch that cost no memory (Context.room).
     """
+    room = min(room, plan.device.max_binding // 4)
     fused = lora is not None and weight.parts[0].store.adapter_in_transposed
     for i, part in enumerate(weight.parts):
         segments, _ = weight.within(part)
@@ -42,7 +44,7 @@ def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None, accumulate=F
             epilogue=Epilogue(lora=lora if fused and i == 0 else None, accumulate=accumulate or i > 0),
             segments=segments,
         )
-        split_matmul(plan, work, problem, splits_to_fill(rows, weight.columns, part.rows))
+        split_matmul(plan, work, problem, splits_to_fill(rows, weight.columns, part.rows, room))
     if lora and not fused:
         with plan.scope("lora_back"):
             _add_low_rank(plan, dx, lora, rows=rows, columns=weight.columns)
