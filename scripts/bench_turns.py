@@ -12,7 +12,7 @@ from lorawgpu.train.step_reports import LateReader
 
 MAX_GROUP = 8  # most steps between two waits for the GPU
 GROUP_SECONDS = 1.0  # about the longest time between two waits
-NEEDED = {"forward": 1.0, "dq": 5 / 7, "dkv": 5 / 7}  # of the products that attention computes; it recomputes two
+NEEDED = {"dq": 5 / 7, "dkv": 5 / 7}  # of the backward's products, if two are computed twice
 
 
 def group_of(step_seconds: float) -> int:
@@ -89,11 +89,13 @@ def operations(recorded, batch, layers) -> float:
     and those of attention that the sequences of `batch` need: the plan counts one sequence that fills all rows.
     """
     total, one_sequence = 0.0, batch.capacity * (batch.capacity + 1) / 2
-    for record in (record for name in recorded.sections(batch.targets) for record in recorded.plan.sections[name]):
+    records = [record for name in recorded.sections(batch.targets) for record in recorded.plan.sections[name]]
+    needed = {} if any("attention_flash_dkv_pairs" in record.label for record in records) else NEEDED
+    for record in records:
         share, kernel = 1.0, re.search(r"attention_flash_(\w+):", record.label)
         if kernel:
             window = layers[int(re.search(r"layers\.(\d+)", record.label)[1])].attention.window
             most = min(one_sequence, batch.capacity * (window or batch.capacity))  # as Problem.flops counts
-            share = NEEDED[kernel[1]] * seen_keys(batch, window) / most
+            share = needed.get(kernel[1], 1.0) * seen_keys(batch, window) / most
         total += share * record.flops
     return total

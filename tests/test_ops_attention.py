@@ -50,18 +50,25 @@ def test_matches_the_reference(plan, name, impl):
     check(plan, attention, (impl, *sizes), **options)
 
 
+@pytest.mark.parametrize("name", [name for name in SIZES if name not in ("one token", "HD 12")])
+def test_matches_the_reference_with_room_for_pairs(plan, name):
+    sizes, options = SIZES[name]
+    check(plan, attention, ("flash", *sizes), room=1 << 24, **options)
+
+
+@pytest.mark.parametrize("room", [0, 1 << 24])
 @pytest.mark.parametrize("name", ["70 in 2, HD 64", "130, HD 128", "130 in 4, GQA 20/5, HD 16", "added to"])
-def test_gradients_summed_in_one_part(plan, monkeypatch, name):
+def test_gradients_summed_in_one_part(plan, monkeypatch, name, room):
     """As with many rows; SIZES have so few rows that walks are split."""
     monkeypatch.setattr(attention_flash, "ENOUGH_FOR_GROUPS", 0)
     monkeypatch.setattr(attention_flash, "ENOUGH_WORKGROUPS", 0)
     sizes, options = SIZES[name]
-    check(plan, attention, ("flash", *sizes), **options)
+    check(plan, attention, ("flash", *sizes), room=room, **options)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_rows_of_a_sequence_may_start_at_slots_of_their_own(plan, impl):
-    x = sequences(6, 2, 16, 90, 30)
+    x = sequences(6, 2, 16, 90, 30, room=1 << 20)
     x = replace(x, kv_start=np.maximum(x.kv_start, x.slot - x.slot % 20))
     made = run(plan, impl, x)
     assert_right(compared(made, expected_attention(x)), SUMMED)

@@ -24,6 +24,8 @@ def mix_backward(c, layer, da, s):
         kv_start=b.kv_start,
         segment_end=b.segment_end,
         accumulate_kv=accumulate,
+        longest=c.ropes.positions,
+        room=c.room,
         **attention_options(c, layer),
     )
     dqkv, table = c.take(w.qkv, "dqkv"), c.ropes.of(spec)

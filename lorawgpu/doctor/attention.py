@@ -18,6 +18,8 @@ THETA = 10000.0
 VARIANTS = {  # options by a name that doctor prints
     "window": {"window": 7, "accumulate": True},
     "soft cap": {"softcap": 0.7},
+    "pairs": {"room": 1 << 24},
+    "pairs, window": {"room": 1 << 24, "window": 7, "accumulate": True},
     "all": {"window": 7, "softcap": 0.7, "accumulate": True},
 }
 SKIPPED = 32  # slots at the start of a sequence's span that it does not use
@@ -40,6 +42,7 @@ class AttentionInput:
     v: np.ndarray
     window: int | None = None
     softcap: float | None = None
+    room: int = 0  # elements of scratch for the backward
     added_to: tuple = ()  # dk and dv before the backward, which adds to them; empty if it overwrites them
 
     @property
@@ -88,7 +91,7 @@ def record_attention(lab, impl, x: AttentionInput, backward=True) -> dict:
         made |= {"dq": lab.rows(rows, q_width), "dk": dk, "dv": dv}
         dq, dk, dv = (made[name].exact for name in ("dq", "dk", "dv"))
         tensors = dq, dk, dv, dout, out, lse, q, k, v, slot, kv_start, segment_end
-        attention_backward(lab.plan, *tensors, accumulate_kv=bool(x.added_to), **options)
+        attention_backward(lab.plan, *tensors, accumulate_kv=bool(x.added_to), room=x.room, **options)
     return made
 
 

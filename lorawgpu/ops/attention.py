@@ -30,6 +30,7 @@ class AttentionProblem:
     scale: float
     window: int | None
     softcap: float | None
+    longest: int = 1 << 31  # most tokens of a sequence
 
     @property
     def group(self) -> int:
@@ -148,16 +149,20 @@ def attention_backward(
     softcap=None,
     accumulate_kv=False,
     impl="flash",
+    longest=None,
+    room=0,
 ):
     """Record dq (=), dk and dv (= or, if accumulate_kv, +=, for every cache row) from dout and what the forward saved.
 
     Arguments as in attention_forward, but slot[t] must be t: key s is attended by rows s .. segment_end[s]-1 only.
     dq, dout [M, padded(NH*HD)]; dk, dv [S, padded(NKV*HD)]; segment_end i32 [S]. Sums have a fixed order, no atomics.
+    longest: tokens of the longest sequence; room: elements of scratch that cost no memory (Context.room).
     """
-    problem = AttentionProblem(q.shape[0], kcache.shape[0], heads, kv_heads, head_dim, scale, window, softcap)
+    sizes = q.shape[0], kcache.shape[0], heads, kv_heads, head_dim, scale, window, softcap
+    problem = AttentionProblem(*sizes, longest or q.shape[0])
     tensors = {"row": [q, out, dq, dout], "slot": [kcache, vcache, dk, dv], "lse": [lse]}
     _check(impl, problem, [slot, kv_start], [segment_end], tensors)
     gradients = {"dq": dq, "dk": dk, "dv": dv, "dout": dout}
     saved = {"out": out, "lse": lse, "q": q, "kcache": kcache, "vcache": vcache}
     visibility = {"slot": slot, "kv_start": kv_start, "segment_end": segment_end}
-    IMPLEMENTATIONS[impl].backward(plan, problem, workspace, accumulate_kv, **gradients, **saved, **visibility)
+    IMPLEMENTATIONS[impl].backward(plan, problem, workspace, accumulate_kv, room, **gradients, **saved, **visibility)

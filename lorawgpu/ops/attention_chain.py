@@ -84,6 +84,7 @@ def backward(
     problem,
     workspace,
     accumulate_kv,
+    room,
     *,
     dq,
     dk,

@@ -1,12 +1,14 @@
 """Flash attention: nothing of size rows x slots is stored.
 
 Equations and guarantees: shaders/attention_flash_*.wgsl.j2; tiles: shaders/common/flash_products.wgsl.j2.
-`problem` is an ops.attention.AttentionProblem, checked there. The backward has two passes: dq, then dk and dv.
+`problem` is an ops.attention.AttentionProblem, checked there. The backward has two passes: dq, then dk and dv. Where
+scratch is free, the first leaves the weight of each visible pair of a row and a key, and its gradient, to the second.
 """
 
 import math
 from typing import NamedTuple
 
+from lorawgpu.gpu.tensor import padded
 from lorawgpu.ops.checks import fold, fold_elements
 
 
@@ -30,15 +32,16 @@ class Tile(NamedTuple):
 
 SMALL = Tile(8, 8, 4, 4, 4)  # compiles quickly, for the models of the tests
 WIDE = Tile(8, 16, 8, 4, 4)
-HUGE = Tile(8, 32, 8, 4, 2)
 VAST = Tile(8, 32, 8, 4, 4)
 # Largest head_dim -> tile, for each kernel. A thread holds rt x ct scores (twice that in the backward) and
 # rt x head_dim/tx sums (twice that in dkv). The limits are 255 registers and 16 KiB of workgroup memory.
 TILES = {
-    "forward": {32: SMALL, 64: Tile(8, 16, 4, 4, 8), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE, 512: VAST},
-    "dq": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 256: HUGE, 512: VAST},
-    "dkv": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 4, 4), 128: WIDE, 256: HUGE, 512: Tile(8, 32, 4, 4, 4)},
+    "forward": {32: SMALL, 64: Tile(8, 16, 4, 4, 8), 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 512: VAST},
+    "dq": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 8, 4), 128: WIDE, 512: VAST},
+    "dkv": {32: SMALL, 64: WIDE, 96: Tile(16, 8, 4, 4, 4), 128: WIDE, 256: VAST, 512: Tile(8, 32, 4, 4, 4)},
 }
+PAIRS = "dkv_pairs"  # dkv from what dq left
+TILES[PAIRS] = {32: SMALL, 128: WIDE, 512: Tile(8, 32, 4, 4, 4)}
 # Few workgroups leave a large GPU idle. The backward then splits its sums: dkv handles each query head of a group
 # separately, and dq and dkv visit only every second or fourth block per split. So the last bits of gradients (but
 # nothing in the forward) depend on the capacity.
@@ -59,20 +62,29 @@ class Cut(NamedTuple):
         return self.shares * self.walks
 
     def grid(self, kernel: str, problem) -> tuple[int, int]:
-        rows = problem.slots if kernel == "dkv" else problem.rows * problem.group
+        rows = problem.slots if kernel.startswith("dkv") else problem.rows * problem.group
         return problem.kv_heads * self.parts, -(-rows // self.tile.rows)
 
 
 def cut_for(kernel: str, problem) -> Cut:
     cut = Cut(next(tile for largest, tile in TILES[kernel].items() if problem.head_dim <= largest))
-    if kernel == "dkv" and math.prod(cut.grid(kernel, problem)) < ENOUGH_FOR_GROUPS:
+    if kernel.startswith("dkv") and math.prod(cut.grid(kernel, problem)) < ENOUGH_FOR_GROUPS:
         cut = cut._replace(shares=problem.group)
     while kernel != "forward" and cut.walks < MAX_WALKS and math.prod(cut.grid(kernel, problem)) < ENOUGH_WORKGROUPS:
         cut = cut._replace(walks=2 * cut.walks)
     return cut
 
 
-def _record(plan, kernel, cut, problem, products, residues=0, options=None, **tensors):
+def span_of(problem, room: int, max_binding: int) -> int:
+    """Keys of a row for which dq leaves (p, ds) to dkv; 0 if they do not fit into `room` elements and a binding."""
+    if problem.softcap or problem.head_dim % 4:
+        return 0
+    span = padded(min(problem.reach, problem.longest) + 3, 4)  # it begins at a multiple of 4
+    size = 2 * problem.rows * problem.heads * span
+    return span if size <= min(room, max_binding // 4) else 0
+
+
+def _record(plan, kernel, cut, problem, products, residues=0, options=None, span=0, **tensors):
     scale, softcap, windowed = problem.scale, problem.softcap, problem.reach < problem.slots
     params = {
         "rows": problem.rows,
@@ -88,6 +100,8 @@ def _record(plan, kernel, cut, problem, products, residues=0, options=None, **te
     }
     if windowed:
         params["window"] = problem.reach
+    if span:
+        params["span"] = span
     if softcap:
         params["squash"] = scale / softcap
     template = {
@@ -96,13 +110,14 @@ def _record(plan, kernel, cut, problem, products, residues=0, options=None, **te
         "software": plan.device.capabilities.software,
         "windowed": windowed,
         "capped": bool(softcap),
+        "pairs": span > 0,
         **cut.tile._asdict(),
         **(options or {}),
     }
     plan.record(
         f"attention_flash_{kernel}",
         "main",
-        cut.grid(kernel, problem),
+        (*cut.grid(kernel, problem), 2) if kernel == PAIRS else cut.grid(kernel, problem),
         params=params,
         template=template,
         flops=problem.flops(products),
@@ -170,6 +185,7 @@ def backward(
     problem,
     workspace,
     accumulate_kv,
+    room,
     *,
     dq,
     dk,
@@ -184,17 +200,24 @@ def backward(
     kv_start,
     segment_end,
 ):
-    cut, cut_dkv = cut_for("dq", problem), cut_for("dkv", problem)
+    span = span_of(problem, room, plan.device.max_binding)
+    last = PAIRS if span else "dkv"
+    cut, cut_dkv = cut_for("dq", problem), cut_for(last, problem)
     stats = workspace.take((1 + cut.walks, problem.rows, problem.heads, 4), "u32", "attention stats")
     _stats(plan, stats, dout, out, lse, kv_start, problem)
-    inputs = {"dout": dout, "q": q, "kcache": kcache, "vcache": vcache, "stats": stats}
+    scores, left = {"kcache": kcache, "vcache": vcache}, {}
+    if span:
+        with workspace.reuse_only():
+            left = {"pairs": workspace.take((problem.rows * problem.heads * span, 2), "f32", "attention pairs")}
+    inputs = {"dout": dout, "q": q, "stats": stats, **left}
     totals = {"dq": dq}
     parts = _parts(workspace, totals, cut)
-    _record(plan, "dq", cut, problem, 3, **parts, **inputs)
+    _record(plan, "dq", cut, problem, 3, span=span, **parts, **inputs, **scores)
     _sum_parts(plan, workspace, totals, parts, cut)
     totals = {"dk": dk, "dv": dv}
     parts = _parts(workspace, totals, cut_dkv)
+    inputs |= {"segment_end": segment_end} | ({} if span else scores)
     options = {"accumulate": accumulate_kv and cut_dkv.parts == 1}
-    _record(plan, "dkv", cut_dkv, problem, 4, cut.walks, options, segment_end=segment_end, **parts, **inputs)
+    _record(plan, last, cut_dkv, problem, 2 if span else 4, cut.walks, options, span, **parts, **inputs)
     _sum_parts(plan, workspace, totals, parts, cut_dkv, accumulate_kv)
-    workspace.give(stats)
+    workspace.give(stats, *left.values())
