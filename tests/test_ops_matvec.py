@@ -58,13 +58,13 @@ def test_steps_are_unrolled_evenly():
 
 @pytest.mark.parametrize("kind", ["rows", *ACTIVATIONS, "attention"])
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("arith", ["f32", "int8"])
+@pytest.mark.parametrize("arith", ["f32", "int8", "digits"])
 def test_input(plan, kind, normed, arith):
     check(plan, cases.matvec_source, (kind, arith, 3, 1096, normed), tolerance=1e-5)  # sums of 1096 terms, and exp
 
 
 @pytest.mark.parametrize("layout", ["stacked", "packed", "separate"])
-@pytest.mark.parametrize("arith", ["f32", "int8"])
+@pytest.mark.parametrize("arith", ["f32", "int8", "digits"])
 def test_layouts_and_scale_of_the_gate(plan, layout, arith):
     """Packed widths: u begins at a multiple of 16, of 4, and of neither."""
     sizes = [("gelu_tanh", arith, 2, width, True, layout, 0.22) for width in (48, 84, 42, 1095)]

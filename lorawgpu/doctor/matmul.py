@@ -14,7 +14,7 @@ from lorawgpu.gpu import padded
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.matmul import Epilogue, LowRank, Operand, Problem, matmul, sum_splits, tiled
-from lorawgpu.ops.matvec import LoraA, MatvecInput, matvec_forward, matvec_input
+from lorawgpu.ops.matvec import LoraA, MatvecInput, input_kind, matvec_forward, matvec_input
 from lorawgpu.ops.stores import STORES
 from lorawgpu.reference.gate import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
@@ -99,9 +99,28 @@ def quantized(x):
     return xq.view(np.uint32), qscale, xq.astype(np.float64) * qscale[:, :1]
 
 
-def rows_for(lab, weight, rows):
-    """Random input rows for a weight: their tensor, their qscale or None, and their values in float64."""
+def digits_of(x):
+    """The words that matvec_input writes for rows whose weights have integer codes, u32 [rows, columns]."""
+    strips = x.astype(np.float64).reshape(len(x), -1, 16)
+    largest = np.maximum(np.abs(strips).max(-1, keepdims=True), 2.0**-105)
+    unit = 2.0 ** (np.floor(np.log2(largest)) - 21)
+    rest, words = np.round(strips / unit).astype(np.int64), np.zeros((*strips.shape[:2], 4, 4), np.uint32)
+    words[..., 0, 3] = unit[..., 0].astype(np.float32).view(np.uint32)
+    words[..., 1, 3] = (rest.sum(-1) * unit[..., 0]).astype(np.float32).view(np.uint32)
+    for i in range(3):
+        digit = rest.astype(np.int8)  # the lowest byte, with its sign
+        words[..., i], rest = digit.view(np.uint32), (rest - digit) >> 8
+    return words.reshape(x.shape)
+
+
+def rows_for(lab, weight, rows, kind=None):
+    """Random input rows for a weight: their tensor, their qscale or None, and their values in float64.
+
+    kind: one of `ops.matvec.input_kind`, if it is not float32, or int8 for a weight that needs it.
+    """
     x = normal(rows, weight.columns, seed=9)
+    if kind == "digits":
+        return lab.input(digits_of(x)), None, x.astype(np.float64)
     if not weight.int8_input:
         return lab.input(x), None, x.astype(np.float64)
     words, qscale, values = quantized(x)
@@ -127,7 +146,7 @@ def transposed(lab, stores, rows, columns, *widths):
 def matvec(lab, stores, rows, columns, *widths):
     """y = x W^T and y += x W^T."""
     weight, values = weight_of(lab.device, stores, columns, *widths)
-    (x, qscale, inputs), start = rows_for(lab, weight, rows), normal(rows, weight.rows)
+    (x, qscale, inputs), start = rows_for(lab, weight, rows, input_kind(weight)), normal(rows, weight.rows)
     y, added = lab.output(rows, weight.rows), lab.output(rows, weight.rows, initial=start)
     for out, accumulate in ((y, False), (added, True)):
         matvec_forward(lab.plan, out.tensor, x, weight, rows=rows, qscale=qscale, accumulate=accumulate)
@@ -235,7 +254,7 @@ def matvec_adapters(lab, stores, rows, columns, *ranks):
     """y = x W^T + h B^T with three segments."""
     widths = (64, 32, 80)
     weight, values = weight_of(lab.device, stores, columns, *widths)
-    (x, qscale, inputs), y = rows_for(lab, weight, rows), lab.output(rows, weight.rows)
+    (x, qscale, inputs), y = rows_for(lab, weight, rows, input_kind(weight)), lab.output(rows, weight.rows)
     lora, term = adapters_of(lab, widths, ranks, rows)
     matvec_forward(lab.plan, y.tensor, x, weight, rows=rows, qscale=qscale, lora=lora)
     return lambda: {"y": (y.value, inputs @ values.T + term)}
@@ -265,11 +284,11 @@ def matvec_source(lab, kind, arith, rows, width, normed=True, layout="stacked", 
 
     `kind`: a source, or an activation for that of the gate, whose `layout` and `scale` are those of ops.gate.
     """
-    quantize = arith == "int8"
+    quantize, digits = arith == "int8", arith == "digits"
     source, v = _source(lab, kind, rows, width, layout, scale)
     weight, a, h = normal(width, seed=5), normal(12, width, seed=6), lab.output(rows, 12)
     ld, state = padded(width), lab.state()
-    out = lab.output(rows, ld // 4, dtype="u32") if quantize else lab.output(rows, ld)
+    out = lab.output(rows, ld // 4 if quantize else ld, dtype="u32" if quantize or digits else "f32")
     qscale = lab.output(rows, 2, dtype="u32") if quantize else None
     buffers = {
         "weight": lab.input(pad(weight[None])[0]) if normed else None,
@@ -282,6 +301,12 @@ def matvec_source(lab, kind, arith, rows, width, normed=True, layout="stacked", 
 
     def results():
         found = {"h": (h.value, n @ a.T * np.repeat([2.0, 0.5], [4, 8])), "state": (state.value, np.zeros(16))}
+        if digits:
+            words = out.value.reshape(rows, -1, 4, 4)
+            unit, total = (words[..., i, 3].copy().view(np.float32).astype(np.float64) for i in (0, 1))
+            strips = pad(n).reshape(rows, -1, 16)
+            value = sum(256**i * words[..., i].copy().view(np.int8).astype(np.float64) for i in range(3))
+            return found | {"n": (value * unit[..., None], strips), "sums": (total, strips.sum(-1))}
         if not quantize:
             return found | {"n": (out.value, n)}
         codes, s = quantize_forward(n)

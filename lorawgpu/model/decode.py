@@ -18,7 +18,7 @@ from lorawgpu.ops.attention_decode import attention_decode, attention_decode_pre
 from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
-from lorawgpu.ops.matvec import MAX_ROWS, LoraA, MatvecInput, matvec_forward, matvec_input
+from lorawgpu.ops.matvec import MAX_ROWS, LoraA, MatvecInput, input_kind, matvec_forward, matvec_input
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
 from lorawgpu.ops.rope import rope_forward
 from lorawgpu.weights.device_model import Model
@@ -38,7 +38,7 @@ class Scratch:
     gu: Tensor
     parts: Tensor  # attention's partial sums, by split
     stats: Tensor
-    n: Tensor  # input of a projection, f32 or int8 words
+    n: Tensor  # input of a projection, f32, int8 words or digits
     qscale: Tensor
     h: Tensor  # output of the A side
     q: Tensor | None = None  # finished queries, of layers whose attention does not make them
@@ -97,7 +97,7 @@ def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
 def decode_head(c, logits: Tensor, x: Tensor, s: Scratch) -> None:
     """logits [rows, V] = rmsnorm(x, norm) head^T."""
     with c.plan.scope("head"):
-        n = s.n.view(0, (c.rows, c.hidden))
+        n = _input(c, c.model.head, s)
         matvec_input(
             c.plan,
             n,
@@ -115,6 +115,13 @@ def decode_head(c, logits: Tensor, x: Tensor, s: Scratch) -> None:
 def _view(tensor: Tensor, *shape: int) -> Tensor:
     """The start of a buffer that wider layers share."""
     return tensor if tensor.shape == shape else tensor.view(0, shape)
+
+
+def _input(c, weight, s: Scratch) -> Tensor:
+    """The buffer of a projection's input, as `weight` needs it."""
+    kind = input_kind(weight)
+    shape = (c.rows, weight.columns // (4 if kind == "int8" else 1))
+    return Tensor(s.n.buffer, shape, "f32" if kind == "f32" else "u32", s.n.offset, "projection input")
 
 
 def _up(c, layer, mixer: Mixer, y: Tensor, x: Tensor, s: Scratch) -> Tensor:
@@ -172,11 +179,7 @@ def _project(c, layer, name, role, y, source, s, accumulate=False):
     if group:
         h = s.h.view(0, (c.rows, group.rank))
         lora_a = LoraA(h, group.a_all(c.adapter.params), tuple((p.h, p.scale) for p in group.paths))
-    int8, columns = weight.int8_input, weight.columns
-    out = s.n.view(0, (c.rows, columns))
-    if int8:
-        out = Tensor(s.n.buffer, (c.rows, columns // 4), "u32", s.n.offset, "xq")
-    qscale = s.qscale if int8 else None
+    out, qscale = _input(c, weight, s), s.qscale if weight.int8_input else None
     with c.plan.scope(name):
         matvec_input(
             c.plan,

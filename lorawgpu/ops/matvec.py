@@ -33,7 +33,7 @@ def unroll_of(steps: int, limit: int) -> int:
 def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumulate=False):
     """y [rows, weight.rows] (+)= x W^T (+ lora), like ops.linear.linear_forward, for 1 to MAX_ROWS rows.
 
-    lora: a matmul.LowRank. ValueError for any other number of rows.
+    x: as `input_kind(weight)` says. lora: a matmul.LowRank. ValueError for any other number of rows.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"matvec {y.label}: {rows} rows, want 1 to {MAX_ROWS}")
@@ -42,9 +42,16 @@ def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumula
         _record(plan, y, x, weight, part, segments, low_rank, rows, qscale, accumulate)
 
 
+def input_kind(weight) -> str:
+    """What `matvec_forward` reads, and `matvec_input` writes, for a weight: "f32" [rows, columns], "int8" u32 [rows,
+    columns / 4] with qscale, or "digits" u32 [rows, columns] (shaders/matvec_input.wgsl.j2).
+    """
+    return "int8" if weight.int8_input else "digits" if weight.digits_input else "f32"
+
+
 def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
-    int8, quads, store = qscale is not None, part.rows // 4, part.store
-    strips = bool(store.unit)  # blocks, whose scales are applied to strips of 16 columns
+    arith, quads, store = input_kind(weight), part.rows // 4, part.store
+    int8, digits, strips = arith == "int8", arith == "digits", bool(store.unit)  # strips: 16 columns share a scale
     terms = weight.columns // (16 if int8 or strips else 4)
     lanes_per_quad = lanes_for(terms, weight.rows // 4, strips)
     params = {
@@ -63,19 +70,21 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         buffers["qscale"] = qscale
     if lora:
         buffers |= {"h": lora.h, "adapter": lora.factors}
-    unroll = 1 if strips else max(2, (UNROLL if int8 else UNROLL // 2) // rows)  # a strip has four loads of its own
+    together = 2 if digits and rows == 1 and weight.rows // 4 * lanes_per_quad >= 1.5 * MANY_LANES else 1
+    unroll = 2 if digits and rows == 1 else 1 if strips else max(2, (UNROLL if int8 else UNROLL // 2) // rows)
     template = {
         "rows": rows,
         "wg": LANES,
         "lanes_per_quad": lanes_per_quad,
+        "quads": together,
         "unroll": unroll_of(-(-terms // lanes_per_quad), unroll),
         "factored": strips and ("affine" if store.affine else "scaled"),
-        "arith": "int8" if int8 else "f32",
+        "arith": arith,
         "store": store.int8_snippet if int8 else store.name,
         "lora": lora is not None,
         "accumulate": accumulate,
     }
-    grid = fold(-(-quads // (LANES // lanes_per_quad)))
+    grid = fold(-(-quads // (together * (LANES // lanes_per_quad))))
     flops = 2.0 * rows * part.rows * weight.columns
     plan.record("matvec", "main", grid, params=params, template=template, flops=flops, **buffers)
 
@@ -107,11 +116,12 @@ class LoraA:
 
 
 def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weight=None, qscale=None, lora_a=None):
-    """out [rows, ld] = v, or with qscale the int8 words of v, u32 [rows, ld/4].
+    """out [rows, ld] = v, with qscale the int8 words of v, u32 [rows, ld/4], or if out is u32 its digits, [rows, ld].
 
     v = rmsnorm(source, weight), or the source itself without a weight. source: a `MatvecInput`. lora_a: a `LoraA`, or
     None without adapters. Equations: shaders/matvec_input.wgsl.j2.
     """
+    written = "int8" if qscale else "digits" if out.dtype == "u32" else "f32"
     ld, heads = padded(width), source.stats.shape[2] if source.stats else 0
     layout, scaled = "", False
     if source.kind == "gate":
@@ -139,7 +149,7 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
         "layout": layout,
         "scaled": scaled,
         "norm": weight is not None,
-        "quantized": qscale is not None,
+        "written": written,
         "lora": lora_a is not None,
         "ahead": SPLITS_AHEAD,
     }
@@ -147,7 +157,8 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
     buffers |= {"stats": source.stats} if source.stats else {}
     buffers |= {"up": source.up} if source.up else {}
     buffers |= {"weight": weight} if weight else {}
-    buffers |= {"xq": out, "qscale": qscale} if qscale else {"y": out}
+    buffers |= {"y" if written == "f32" else "xq": out}
+    buffers |= {"qscale": qscale} if qscale else {}
     buffers |= {"adapter": lora_a.a, "h": lora_a.h} if lora_a else {}
     grid = (1 + (lora_a.a.shape[0] // 4 if lora_a else 0), rows)
     plan.record("matvec_input", "main", grid, params=params, template=template, **buffers)

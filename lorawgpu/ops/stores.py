@@ -26,6 +26,7 @@ class Store:
     adapter_in_transposed: bool = True  # dx = dy W has registers to spare for + dh A in its epilogue
     random: int | None = None  # `kind` in random_weights.wgsl, which fills synthetic weights
     scales: str = "f16"  # dtype of the scales that end a record, for blocks
+    int8_codes: bool = False  # its codes are integers, which weight_words gives as int8
     unit: tuple[float, ...] = ()  # values of these scales with which random codes have a standard deviation of about 1
 
     @property
@@ -62,7 +63,7 @@ class Store:
         return elements // self.elements * self.block
 
 
-def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16") -> Store:
+def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16", int8_codes: bool = True) -> Store:
     """A store of records of 4 x `block` weights, `words` long (shaders/common/blocks.wgsl, weights/blocks.py)."""
     return Store(
         name,
@@ -71,9 +72,11 @@ def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16")
         block=block,
         elements=words,
         lookup="weight",
+        decoded=True,
         adapter_in_transposed=False,  # as for ternary: decoding takes the registers
         random=4,
         scales=scales,
+        int8_codes=int8_codes,
         unit=unit,
     )
 
@@ -107,5 +110,5 @@ GGML = (
     blocks("iq4_nl", 32, 18, 1 / 67),
     blocks("iq4_xs", 256, 138, 1 / 4980),
 )
-NF4 = blocks("nf4", 64, 36, 1 / 0.53, scales="f32")  # bitsandbytes' 4-bit type
+NF4 = blocks("nf4", 64, 36, 1 / 0.53, scales="f32", int8_codes=False)  # bitsandbytes' 4-bit type
 STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML, NF4)}

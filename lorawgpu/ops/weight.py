@@ -47,6 +47,11 @@ class Weight:
         return self.parts[0].store.int8_input
 
     @property
+    def digits_input(self) -> bool:
+        """Whether `ops.matvec` multiplies its integer codes with the digits of its input."""
+        return all(part.store.int8_codes for part in self.parts)
+
+    @property
     def nbytes(self) -> int:
         return sum(part.tensor.nbytes for part in self.parts)
 

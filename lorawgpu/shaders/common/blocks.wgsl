@@ -5,7 +5,8 @@
 // serves both orientations of a product. Eight-bit codes take two vec2, a word for each row.
 // Signed codes are in two's complement, and decoded in the upper bits of a byte: 2^(8 - w) times their value.
 // Each store has weight_codes and weight_scale of four rows, which share a scale along at least 16 columns, and with
-// affine codes weight_offset: a weight is code * scale - offset.
+// affine codes weight_offset: a weight is code * scale - offset. Where codes are integers, weight_words has them as int8,
+// four columns of a row in a word.
 // uses: common/half.wgsl
 @group(0) @binding(2) var<storage, read> b: array<vec2<u32>>;
 

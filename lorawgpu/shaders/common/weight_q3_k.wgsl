@@ -11,8 +11,9 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let high = b[record + 32u + j / 4u] >> vec2(2u * (j % 4u));
     return RawWeight(low, high, b[record + 48u + j / 8u][j / 4u % 2u], b[record + 56u]);
 }
-fn weight_codes(raw: RawWeight) -> mat4x4<f32> {
-    return signed_rows((codes_of_2(raw.low) << vec4(5u)) | (codes_of_1(raw.high) << vec4(7u)));
+fn weight_words(raw: RawWeight) -> vec4<u32> {
+    return (codes_of_2(raw.low) << vec4(5u)) | (codes_of_1(raw.high) << vec4(7u));
 }
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return signed_rows(weight_words(raw)); }
 fn weight_scale(raw: RawWeight) -> vec4<f32> { return halves(raw.d) * 0.03125 * vec4<f32>(unpack4xI8(raw.s)); }
 fn decode_weight(raw: RawWeight) -> mat4x4<f32> { return scaled(weight_codes(raw), weight_scale(raw)); }

@@ -7,7 +7,8 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let record = 10u * (i / 8u);
     return RawWeight(b[record + i % 8u], b[record + 8u], b[record + 9u]);
 }
-fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return unsigned_rows(codes_of_4(raw.q)); }
+fn weight_words(raw: RawWeight) -> vec4<u32> { return codes_of_4(raw.q); }
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return unsigned_rows(weight_words(raw)); }
 fn weight_scale(raw: RawWeight) -> vec4<f32> { return halves(raw.d); }
 fn weight_offset(raw: RawWeight) -> vec4<f32> { return -halves(raw.m); }
 fn decode_weight(raw: RawWeight) -> mat4x4<f32> {

@@ -8,8 +8,9 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let high = b[record + 8u + i % 8u / 4u] >> vec2(2u * (i % 4u));
     return RawWeight(b[record + i % 8u], high, b[record + 10u]);
 }
-fn weight_codes(raw: RawWeight) -> mat4x4<f32> {
-    return signed_rows((codes_of_4(raw.low) << vec4(3u)) | (codes_of_1(raw.high) << vec4(7u)));
+fn weight_words(raw: RawWeight) -> vec4<u32> {
+    return (codes_of_4(raw.low) << vec4(3u)) | (codes_of_1(raw.high) << vec4(7u));
 }
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return signed_rows(weight_words(raw)); }
 fn weight_scale(raw: RawWeight) -> vec4<f32> { return halves(raw.d) * 0.125; }
 fn decode_weight(raw: RawWeight) -> mat4x4<f32> { return scaled(weight_codes(raw), weight_scale(raw)); }

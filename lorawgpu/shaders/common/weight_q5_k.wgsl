@@ -10,9 +10,8 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let high = b[record + 64u + j / 4u] >> vec2(2u * (j % 4u));
     return RawWeight(b[record + j], high, b[record + 80u + j / 8u], b[record + 88u], b[record + 89u]);
 }
-fn weight_codes(raw: RawWeight) -> mat4x4<f32> {
-    return unsigned_rows(codes_of_4(raw.low) | (codes_of_1(raw.high) << vec4(4u)));
-}
+fn weight_words(raw: RawWeight) -> vec4<u32> { return codes_of_4(raw.low) | (codes_of_1(raw.high) << vec4(4u)); }
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return unsigned_rows(weight_words(raw)); }
 fn weight_scale(raw: RawWeight) -> vec4<f32> { return halves(raw.d) * vec4<f32>(unpack4xU8(raw.sm.x)); }
 fn weight_offset(raw: RawWeight) -> vec4<f32> { return halves(raw.dmin) * vec4<f32>(unpack4xU8(raw.sm.y)); }
 fn decode_weight(raw: RawWeight) -> mat4x4<f32> {

@@ -10,8 +10,9 @@ fn fetch_weight(r4: u32, c4: u32) -> RawWeight {
     let high = b[record + 64u + j / 2u] >> vec2(4u * (j % 2u));
     return RawWeight(b[record + j], high, b[record + 96u + j / 8u][j / 4u % 2u], b[record + 104u]);
 }
-fn weight_codes(raw: RawWeight) -> mat4x4<f32> {
-    return signed_rows((codes_of_4(raw.low) << vec4(2u)) | (codes_of_2(raw.high) << vec4(6u)));
+fn weight_words(raw: RawWeight) -> vec4<u32> {
+    return (codes_of_4(raw.low) << vec4(2u)) | (codes_of_2(raw.high) << vec4(6u));
 }
+fn weight_codes(raw: RawWeight) -> mat4x4<f32> { return signed_rows(weight_words(raw)); }
 fn weight_scale(raw: RawWeight) -> vec4<f32> { return halves(raw.d) * 0.25 * vec4<f32>(unpack4xI8(raw.s)); }
 fn decode_weight(raw: RawWeight) -> mat4x4<f32> { return scaled(weight_codes(raw), weight_scale(raw)); }
