@@ -8,10 +8,17 @@ from gradcheck import relative_error
 from tiny_model import Tiny, gradients, random_samples, tiny_config
 
 from lorawgpu.data.batching import flatten
+from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.gpu import KernelCache, open_dry_device
+from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.peft_config import LoraConfig
+from lorawgpu.lora.peft_dir import init_adapter
 from lorawgpu.model import head as model_head
+from lorawgpu.model.context import Context
 from lorawgpu.model.head import CHUNK_ALIGN, Head
 from lorawgpu.ops.matmul import splits
+from lorawgpu.optim.adamw import AdamW
+from lorawgpu.weights.synthetic import SHAPES, empty_model
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +73,26 @@ def test_no_smaller_plan_needs_more_than_the_largest(vocab, binding, capacity):
     for rows in range(64, capacity, 64):
         engine.plan("train", rows), engine.plan("eval", rows)
     assert device.memory.held["activations"] - held < 16 << 20
+
+
+@pytest.mark.parametrize("binding", [2 << 30, 128 << 20])
+def test_splits_and_pairs_take_no_memory(monkeypatch, binding):
+    """They fit into buffers that are free: with more of them, a plan needs no more."""
+    config = replace(SHAPES["llama-3.2-1b"], layers=SHAPES["llama-3.2-1b"].layers[:2])
+
+    def planned():
+        device = open_dry_device()
+        device.limits["max-storage-buffer-binding-size"] = device.limits["max-buffer-size"] = binding
+        lora = LoraConfig(r=16, alpha=32, target_modules=config.all_linear())
+        adapter = AdapterLayout(lora, config), init_adapter(lora, config, 0)
+        model = empty_model(device, config, lambda name: "bf16")
+        engine = Engine(device, model, Options(1024, 512, checkpointing=True), *adapter, AdamW(), KernelCache(device))
+        labels = [r.label for some in engine.plan("train", 1024).plan.sections.values() for r in some]
+        return device.memory.held["activations"], sum("dkv_pairs" in label for label in labels)
+
+    held, pairs = planned()
+    monkeypatch.setattr(Context, "room", property(lambda c: 0, lambda c, value: None), raising=False)
+    assert planned() == (held, 0) and pairs == (2 if binding > 1 << 30 else 0)
 
 
 @pytest.mark.parametrize("chunk", [64, 128, 192, 320, 1024])

@@ -8,7 +8,18 @@ from oplab import Lab, check, normal
 
 from lorawgpu.doctor import matmul as cases
 from lorawgpu.gpu.capabilities import Capabilities
-from lorawgpu.ops.matmul import Epilogue, Form, LowRank, Operand, Problem, Segments, common_span, kernel_for, matmul
+from lorawgpu.ops.matmul import (
+    Epilogue,
+    Form,
+    LowRank,
+    Operand,
+    Problem,
+    Segments,
+    common_span,
+    kernel_for,
+    matmul,
+    splits_to_fill,
+)
 from lorawgpu.ops.matmul.tiled import BLOCKED_TERMS, MEMORY, TILES, record
 from lorawgpu.ops.stores import BF16, F32, TERNARY
 
@@ -124,6 +135,21 @@ def test_a_product_that_no_kernel_computes_is_refused(plan):
 @pytest.mark.parametrize(("widths", "span"), [([256], 256), ([384, 384], 384), ([4096, 1024, 1024], 256), ([64], 64)])
 def test_spans_that_cross_no_border(widths, span):
     assert common_span(widths) == span
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "terms", "room", "want"),
+    [
+        (832, 1024, 151936, 0, 4),  # 208 workgroups: enough splits for 800
+        (832, 1024, 151936, 14 * 832 * 1024, 14),  # as many as there is scratch for
+        (832, 1024, 151936, 1 << 30, 29),  # at most 6,144 workgroups
+        (4096, 1024, 6144, 1 << 30, 3),  # of 2,048 terms or more
+        (4096, 6144, 1024, 1 << 30, 1),
+        (64, 64, 300, 1 << 30, 1),
+    ],
+)
+def test_how_often_a_gradient_is_cut(m, n, terms, room, want):
+    assert splits_to_fill(m, n, terms, room) == want
 
 
 def test_spans_of_odd_widths_are_refused():

@@ -53,6 +53,7 @@ TABLE = (
     ("matvec", products.matvec_adapters, ROUNDED, [("bf16", 1, 528, 0, 0, 8), ("ternary", 5, 2560, 0, 0, 8)]),
     ("matvec_input", products.matvec_source, SUMMED, [
         ("rows", "f32", 3, 1096), ("silu", "f32", 3, 1096), ("attention", "f32", 3, 1096), ("relu2", "int8", 3, 1096),
+        ("rows", "digits", 3, 1096),
         ("gelu_tanh", "f32", 3, 1095, True, "packed", 0.25), ("gelu_tanh", "f32", 3, 1095, False, "separate"),
         ("rows", "int8", 1, 2560),
     ]),
@@ -63,6 +64,7 @@ TABLE = (
     ]),
     ("flash attention", attention.attention_variant, SUMMED, [
         ("flash", "window", 3, 1, 8, 33, 4), ("flash", "soft cap", 3, 1, 8, 33, 4),
+        ("flash", "pairs", 6, 2, 64, 33, 70), ("flash", "pairs, window", 3, 1, 8, 33, 4),
     ]),
     ("attention_decode", attention.decode, SUMMED, [(9, 3, 64, 65, 64, 1), (20, 5, 128, 1, 70)]),
     ("attention_decode", attention.decode_variant, SUMMED, [
