@@ -50,7 +50,13 @@ def test_matches_the_reference(plan, name, impl):
     check(plan, attention, (impl, *sizes), **options)
 
 
-@pytest.mark.parametrize("name", [name for name in SIZES if name not in ("one token", "HD 12")])
+PAIRS = [
+    *("3 tokens, HD 8", "17 in 3, GQA 9/3", "70 in 2, GQA 6/2", "130, HD 128", "40, HD 256", "HD 20"),
+    *("130 in 4, GQA 20/5, HD 16", "window of a block", "window of a sequence", "window, HD 128"),
+]
+
+
+@pytest.mark.parametrize("name", PAIRS)
 def test_matches_the_reference_with_room_for_pairs(plan, name):
     sizes, options = SIZES[name]
     check(plan, attention, ("flash", *sizes), room=1 << 24, **options)
