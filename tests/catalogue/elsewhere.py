@@ -40,6 +40,9 @@ ELSEWHERE = {
     "codes that are not ternary": "test_bitnet_gguf.py",
     "its scale is": "test_bitnet_gguf.py",
     # Messages that need a whole run, a missing library, or a network
+    "an MPI launcher started this process": "test_ranks.py",
+    "the launcher started {": "test_ranks.py",
+    "the ranks differ in their": "test_ranks.py",
     "made by another run": "test_resume.py",
     "steps: raise max_steps": "test_resume.py: a run made shorter than its checkpoint",
     "another run is using": "test_resume.py",
