@@ -159,7 +159,12 @@ def load_data(
     )
 
     def specs(sets):
-        return [DatasetSpec(d.path, d.type, d.weight, d.split) for d in sets]
+        return [
+            DatasetSpec(
+                d.path, d.type, d.weight, d.split, d.renaming(),
+                None if d.roles_to_train is None else tuple(d.roles_to_train), d.train_on_eos,
+            ) for d in sets
+        ]  # fmt: skip
 
     try:
         return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
