@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from lorawgpu.chat.prompt_check import prompt_note
-from lorawgpu.cli import add_device_option, main_of, parser_of
+from lorawgpu.cli import add_device_option, hint, main_of, parser_of, quoted, try_out_command
 from lorawgpu.config.schema import TrainConfig, json_schema, load_config
 from lorawgpu.data.dataset import Data
 from lorawgpu.data.preview import preview_lines
@@ -56,12 +56,18 @@ def run(argv: list[str]) -> int:
         print(json.dumps(json_schema(), indent=2))
         return 0
     config = load_config(args.config, args.set)
+    again = quoted("lorawgpu", "train", args.config, *(word for key in args.set for word in ("--set", key)))
     if args.preview is not None:
-        return preview(config, args)
-    if args.dry_run:
-        return train(config, args)
-    with claim(Path(config.output_dir)), lasting_stdout():
-        return train(config, args)
+        code, following = preview(config, args), f"{again} --dry-run"
+    elif args.dry_run:
+        code, following = train(config, args), again
+    else:
+        with claim(Path(config.output_dir)), lasting_stdout():
+            code = train(config, args)
+        following = try_out_command(config.output_dir)
+    if not code:
+        hint(following)
+    return code
 
 
 def preview(config: TrainConfig, args: Namespace) -> int:
