@@ -7,7 +7,8 @@ from lorawgpu.cli import hint, main_of, parser_of, quoted
 from lorawgpu.config.schema import load_config
 from lorawgpu.errors import UserError
 from lorawgpu.files.atomic import replace_file
-from lorawgpu.init.starter import Source, starter, stem_of
+from lorawgpu.files.names import stem_of
+from lorawgpu.init.starter import Source, starter
 
 
 def run(argv: list[str]) -> None:

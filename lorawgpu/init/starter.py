@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from lorawgpu.config.schema import TrainConfig
 from lorawgpu.data.dataset import Concat, Data
 from lorawgpu.data.field_names import described
 from lorawgpu.data.formats import FORMATS
+from lorawgpu.files.names import stem_of
 from lorawgpu.train.setup import TextSetup, load_data, text_setup_of_model
 from lorawgpu.train.summary import model_text
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
@@ -161,12 +161,6 @@ def _path(name: str, out: Path) -> str:
     """A path or name for a config in `out`: absolute if the config is elsewhere than here."""
     here = out.absolute().parent == Path.cwd()
     return os.path.abspath(name) if not here and Path(name).exists() else name
-
-
-def stem_of(name: str) -> str:
-    """A name for files, of a path, a built-in or a hub name."""
-    last = re.split(r"[/\\:]", name.rstrip("/\\"))[-1]
-    return re.sub(r"\W+", "-", last.split(".")[0]).strip("-") or "run"
 
 
 def _free_folder(data: str) -> str:
