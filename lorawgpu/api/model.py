@@ -4,6 +4,7 @@ llm = lorawgpu.load("HuggingFaceTB/SmolLM2-135M-Instruct", adapter="out/mine")
 print(llm.generate("What is a llama?", temperature=0.7, top_p=0.9))
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.weights.device_model import Model, load_model
+from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.options import ModelOptions, check_options
 
@@ -98,6 +100,7 @@ class LoadedModel:
         self._template = template
         self._answerers: dict[bool, Answerer] = {}
         self._engine: Engine | None = None
+        self._warned = False
 
     @cached_property
     def model(self) -> Model:
@@ -179,6 +182,9 @@ class LoadedModel:
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest > limit:
             raise UserError(f"the prompt has {longest} tokens, the model's context is {limit}: shorten it")
+        if (note := lost_window(self.checkpoint, longest)) and not self._warned:
+            self._warned = True
+            print(f"note: {note}", file=sys.stderr)
         adapter = self.buffers if use_adapter else None
         if (key := adapter is not None) not in self._answerers:
             answerer = Answerer(self.device, self.model, self.prompts, adapter, self.kernels, CONTEXT_STEP)

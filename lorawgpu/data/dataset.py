@@ -231,7 +231,7 @@ def _detect_type(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, Sour
     raise UserError(f"data set {files[0]}: contains no readable records")
 
 
-ENCODING = 7  # increase it when the same data gives other ids, labels or counts, so that no old cache is read
+ENCODING = 8  # increase it when the same data gives other ids, labels or counts, so that no old cache is read
 
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from tokenizers import Encoding
 
 from lorawgpu.chat.hidden import hidden_kinds
 from lorawgpu.chat.loss_mask import EndOfTurn, TurnLayout, render_with_spans
+from lorawgpu.chat.prompt_check import differs, follows_prompt
 from lorawgpu.chat.spans import answer_tokens, overlapping, spaces_before, special_token_end
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed
 from lorawgpu.data.batching import IGNORE, Sample
@@ -42,6 +43,7 @@ class Encoded:
     empty_targets: bool = False
     boundary_tokens: int = 0
     hidden: frozenset[str] = frozenset()
+    other_prompt: bool = False
 
 
 class Encoder:
@@ -66,6 +68,7 @@ class Encoder:
         self.vocab_size, self.first = vocab_size, first
         self.special_ids = frozenset() if tokenizer is None else tokenizer.special_ids
         self.turn_ends = None if template is None else EndOfTurn(template)
+        self.differs = template is not None and differs(template)
         self.layouts: dict[tuple, TurnLayout | None] = {}  # cache of `render_with_spans`
 
     def __call__(self, file: str, line: int, raw: Raw) -> Encoded:
@@ -106,15 +109,15 @@ class Encoder:
 
     def _with_eos(self, ids: np.ndarray, labels: np.ndarray, source: SourceLine) -> tuple[np.ndarray, np.ndarray]:
         """Make it a document: drop a BOS that the text spells out again, and end with exactly one trained EOS."""
-        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        eos = self.tokenizer.eos_id
         if eos is None:
             raise UserError(f"{self.tokenizer.source}: no EOS token, so a document cannot be ended; set eos_token")
         try:
             self.tokenizer.check_rows([eos])
         except UserError as error:
             raise bad_line(*source, str(error)) from None
-        if len(ids) > 1 and ids[0] == ids[1] == bos:
-            ids, labels = ids[1:], labels[1:]
+        first = self.tokenizer.second_bos(ids)
+        ids, labels = ids[first:], labels[first:]
         if not len(ids) or ids[-1] != eos:
             ids, labels = np.append(ids, np.int32(eos)), np.append(labels, np.int32(eos))
         labels[-1] = eos
@@ -156,7 +159,9 @@ class Encoder:
         missing_eos = not everything and bool(chosen) and ends[-1] == spans[-1][1]
         empty = not everything and any(not text[start:end].strip() for start, end in spans)
         hidden = hidden_kinds(self.template, chat.messages, chat.tools, text) | ({"tools"} if chat.functions else set())
-        return Encoded(Sample(ids, labels), missing_eos=missing_eos, empty_targets=empty, hidden=hidden)
+        answered = self.differs and chat.messages[-1]["role"] == "assistant" and len(chat.messages) - 1 in chosen
+        other = answered and not follows_prompt(self.template, chat.messages, chat.tools, text, spans[-1][0])
+        return Encoded(Sample(ids, labels), False, missing_eos, empty, hidden=hidden, other_prompt=other)
 
     def _encode(self, text: str, source: SourceLine, add_special: bool = False) -> Encoding:
         try:

@@ -6,7 +6,7 @@ QUESTIONS = ("question", "query", "instruction", "prompt", "problem", "input", "
 ANSWERS = ("answer", "response", "output", "completion", "solution", "reply", "assistant", "bot")
 CONTEXTS = ("input", "context")  # what a question is about; `input` alone is the question
 SYSTEMS = ("system", "system_prompt")
-CONVERSATIONS = ("conversation", "dialogue", "dialog", "turns", "chat")
+CONVERSATIONS = ("conversation", "dialogue", "dialog", "turns")  # none is the name of a type
 
 
 class Fields(NamedTuple):

@@ -41,6 +41,7 @@ class Counts:
     hidden_tools: int = 0  # samples with tools or tool calls that the chat template does not show
     hidden_reasoning: int = 0  # or with reasoning
     hidden_messages: int = 0  # or with whole messages
+    other_prompt: int = 0  # samples whose last answer does not follow the generation prompt
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -129,7 +129,7 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
     samples: list[Sample] = []
     lines: list[int] = []
     skipped: list[str] = []
-    tokens = targets = truncated = dropped = missing_eos = empty_targets = boundary_tokens = 0
+    tokens = targets = truncated = dropped = missing_eos = empty_targets = boundary_tokens = other_prompt = 0
     hidden = Counter()
     for line, raw in _records(task):
         try:
@@ -151,6 +151,7 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         empty_targets += encoded.empty_targets
         boundary_tokens += encoded.boundary_tokens
         hidden.update(encoded.hidden)
+        other_prompt += encoded.other_prompt
     return Chunk(
         np.concatenate([np.empty(0, np.int32), *(s.input_ids for s in samples)]),
         np.concatenate([np.empty(0, np.int32), *(s.labels for s in samples)]),
@@ -167,6 +168,7 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
             empty_targets,
             boundary_tokens,
             *(hidden[kind] for kind in KINDS),
+            other_prompt,
         ),
         skipped,
     )

@@ -36,6 +36,7 @@ from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.train.setup import load_data, text_setup_of_model
 from lorawgpu.util.progress import busy, progress
 from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.options import parse_options
 
@@ -90,6 +91,8 @@ def run(argv: list[str]) -> None:
         print(f"note: {note}", file=sys.stderr)
     source = Concat(data.train)
     longest, tokens = int(source.lengths.max()), int(source.lengths.sum())
+    if note := lost_window(checkpoint, longest):
+        print(f"note: {note}", file=sys.stderr)
     with device_errors():
         device = open_device(args.device)
         layout = AdapterLayout(lora, checkpoint.config) if lora else None

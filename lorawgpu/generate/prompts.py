@@ -93,7 +93,7 @@ class Prompts:
 
     def raw(self, text: str) -> list[int]:
         """Ids of text at the beginning of a document. Raises UserError if there are none."""
-        ids = self.tokenizer.encode(text, add_special=True)
+        ids = self.tokenizer.document(text)
         eos = self.tokenizer.eos_id
         if eos is not None and self.tokenizer.encode("", add_special=True)[-1:] == [eos]:
             ids = ids[:-1]  # this tokenizer appends EOS, but the text continues

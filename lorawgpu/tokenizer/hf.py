@@ -132,6 +132,15 @@ class Tokenizer:
         """
         return self.encoding(text, add_special, parse_special).ids
 
+    def document(self, text: str) -> list[int]:
+        """Ids of text at the beginning of a document: BOS, if the tokenizer adds one, also where the text spells it."""
+        ids = self.encode(text, add_special=True)
+        return ids[self.second_bos(ids) :]
+
+    def second_bos(self, ids: Sequence[int]) -> int:
+        """How many ids at the start are a BOS before the one that the text spells out."""
+        return int(len(ids) > 1 and self.bos_id is not None and ids[0] == ids[1] == self.bos_id)
+
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of token ids; invalid UTF-8 becomes U+FFFD, unknown ids become nothing."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)

@@ -76,8 +76,8 @@ def preview(config: TrainConfig, args: Namespace) -> int:
     if not args.json:
         if config.chat_template_kwargs:
             print(f"chat_template_kwargs: {json.dumps(config.chat_template_kwargs, ensure_ascii=False)}")
-        if text.template and (note := prompt_note(text.template)):
-            print(note)
+        if data.counts.other_prompt and (note := prompt_note(text.template)):
+            print(f"{note} ({data.counts.other_prompt} samples)")
     for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty()):
         print(line)
     if not args.json:

@@ -1,11 +1,13 @@
 """The plan that a run prints before its first step: what it will do, and the memory it needs."""
 
+from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.engine.engine import Engine
 from lorawgpu.gpu.device import ADAPTER_LIMITS
 from lorawgpu.gpu.submit_budget import first_rate
 from lorawgpu.ops.stores import STORES
 from lorawgpu.train.setup import Run
 from lorawgpu.util.duration import duration
+from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.quantized import QuantizedAtLoad
 from lorawgpu.weights.tensors import Checkpoint, is_linear
 
@@ -30,7 +32,17 @@ def plan_of(run: Run, engine: Engine) -> dict[str, str]:
         + (f" after {run.schedule.warmup_steps} of warmup" if run.schedule.warmup_steps else ""),
         "memory": f"{mib(device.memory.total)} on the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
         "submits": _submits(run, engine),
-    } | ({"note": "; ".join(run.data.notes)} if run.data.notes else {})
+    } | ({"note": "; ".join(notes)} if (notes := notes_of(run)) else {})
+
+
+def notes_of(run: Run) -> list[str]:
+    """What a user may not expect."""
+    notes = list(run.data.notes)
+    if differing := run.data.counts.other_prompt:
+        notes.append(f"{differing:,} samples: {prompt_note(run.text.template).removeprefix('note: ')}")
+    if window := lost_window(run.checkpoint, run.longest):
+        notes.append(window)
+    return notes
 
 
 def plan_text(plan: dict[str, str]) -> str:

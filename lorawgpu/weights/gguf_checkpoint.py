@@ -34,6 +34,8 @@ from lorawgpu.weights.tensors import (
 
 TERNARY_TYPES = ("TQ1_0", "TQ2_0", I2_S)
 BLOCK_STORES = {store.name for store in GGML}
+MISTRAL_WINDOW = 4096  # tokens, of version 0.1
+NAMES_OF_MODELS = r"general\.(name|basename|finetune|base_model\.\d+\.(name|repo_url))"
 TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 
@@ -89,6 +91,23 @@ class GgufCheckpoint(Checkpoint):
     def quantized(self) -> bool:
         """Whether any tensor is stored in quantized blocks."""
         return any(info.type not in DENSE_TYPES for info in self.file.tensors.values())
+
+    @property
+    def may_lack_a_window(self) -> bool:
+        """Whether it is a Mistral as arch `llama`, which has no key for the sliding window of version 0.1."""
+        metadata, layers = self.file.metadata, self.config.layers
+        if metadata.get("general.architecture") != "llama" or any(layer.attention.window for layer in layers):
+            return False
+        texts = [str(value) for key, value in metadata.items() if re.fullmatch(NAMES_OF_MODELS, key)]
+        return (
+            re.search(r"mistral|zephyr-7b|openhermes-2", " ".join([*texts, self.path.name]), re.IGNORECASE) is not None
+        )
+
+    @property
+    def unknown_splits(self) -> bool:
+        """Whether the file does not say how its byte-level tokenizer splits text."""
+        metadata = self.file.metadata
+        return metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata
 
     def _of_ternary_types(self, names) -> bool:
         """Whether the linear layers are ternary: such a model quantizes activations too. UserError if only some are."""
@@ -187,6 +206,17 @@ class GgufCheckpoint(Checkpoint):
 
 def _scale_of(name: str) -> str:
     return f"{name.removesuffix('weight')}scale"
+
+
+def lost_window(checkpoint: Checkpoint, longest: int) -> str:
+    """What to tell a user whose sequences are longer than a window that a GGUF of Mistral does not hold, or ""."""
+    if not isinstance(checkpoint, GgufCheckpoint) or longest <= MISTRAL_WINDOW or not checkpoint.may_lack_a_window:
+        return ""
+    return (
+        f"{checkpoint.name} seems to be a Mistral 7B, and a GGUF does not hold its sliding window: sequences of more "
+        f"than {MISTRAL_WINDOW:,} tokens (the longest has {longest:,}) attend to all of them, which version 0.1 does "
+        f"not; for that one, use its Hugging Face folder, or a sequence_len of {MISTRAL_WINDOW}"
+    )
 
 
 def hf_name(name: str, family: Family, config: ModelConfig) -> str:

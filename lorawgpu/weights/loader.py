@@ -74,6 +74,7 @@ def open_path(path: Path, name: str, options: ModelOptions) -> Checkpoint:
     if path.suffix == ".gguf":
         checkpoint = GgufCheckpoint(path, name, options)
         note_widened(checkpoint)
+        note_splits(checkpoint)
         return checkpoint
     raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors, name the folder they are in.")
 
@@ -105,6 +106,16 @@ def note_widened(checkpoint: GgufCheckpoint) -> None:
         size = sum(4 * math.prod(shapes[name]) for name in names) / 2**30
         what = f"{len(names)} tensors of {kind} become" if len(names) > 1 else f"{names[0]} of {kind} becomes"
         print(f"note: {checkpoint.name}: {what} float32, {size:.3g} GiB", file=sys.stderr)
+
+
+def note_splits(checkpoint: GgufCheckpoint) -> None:
+    """Print a note on stderr for a tokenizer that a file describes only in part."""
+    if checkpoint.unknown_splits:
+        print(
+            f"note: {checkpoint.name}: no tokenizer.ggml.pre, so text is split by llama.cpp's default, as few "
+            "models were trained: convert the model again, or use its Hugging Face folder",
+            file=sys.stderr,
+        )
 
 
 def open_builtin(name: str, options: ModelOptions) -> Checkpoint:
