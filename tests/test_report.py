@@ -241,7 +241,7 @@ def test_figures_of_a_run_that_was_resumed_count_all_of_it(tmp_path):
     """200 tokens in 4 s, then 300 in 4 s: 62.5 a second; 10 s and 6 s were spent on other things."""
     facts = dict(page.facts(read_run(two_runs(tmp_path)[1])))
     assert facts["Tokens"] == "500" and facts["Training time"] == "0:00:08" and facts["Tokens/s"] == "62"
-    assert facts["Started"] == "2026-03-04 10:00" and facts["Wall time, with evaluating and saving"] == "0:00:24"
+    assert facts["Started"] == "2026-03-04 10:00" and facts["Wall time"] == "0:00:24"
     assert facts["Perplexity (held out)"] == "20.086 → 5.000 (-75%)"  # e^3 before
 
 

@@ -125,7 +125,7 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
     if run.started:
         rows.append(("Started", run.started))
     if seconds is not None and paused is not None:
-        rows.append(("Wall time, with evaluating and saving", _time(seconds + paused)))
+        rows.append(("Wall time", _time(seconds + paused)))
     latest("GPU memory", "gpu_bytes", lambda v: f"{v / GIB:.2f} GiB" if v >= GIB / 10 else f"{v / MIB:.1f} MiB")
     if run.adapter:
         rows.append(("Adapter file", f"{run.adapter.nbytes / MIB:.1f} MiB"))
