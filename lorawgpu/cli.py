@@ -91,8 +91,8 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--model and --adapter; see `lora.base_name.base_for`."""
-    usage = "a Hugging Face folder, a .gguf file, builtin:NAME, or a hub name (default: the adapter's base model)"
-    parser.add_argument("--model", metavar="M", help=usage)
+    usage = "a Hugging Face folder, a .gguf file, builtin:NAME, ollama:NAME, or a hub name"
+    parser.add_argument("--model", metavar="M", help=f"{usage} (default: the adapter's base model)")
     parser.add_argument("--adapter", metavar="DIR", help="a PEFT adapter directory")
     add_model_option(parser)
 

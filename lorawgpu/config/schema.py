@@ -55,7 +55,7 @@ class TrainConfig(Section):
 
     # Model
     base_model: str = Field(min_length=1)
-    """A Hugging Face folder, a .gguf file, `builtin:NAME` or a hub name (owner/name)."""
+    """A Hugging Face folder, a .gguf file, `builtin:NAME`, `ollama:NAME` or a hub name (owner/name)."""
     load_in_8bit: bool = False
     """Quantize the linear layers of a dense model to 8.5 bits a weight as it is loaded (GGML's Q8_0)."""
     load_in_4bit: bool = False

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.ollama import PREFIX
 from lorawgpu.files.paths import absolute, expand
 from lorawgpu.util.suggest import nearest
 
@@ -179,9 +180,10 @@ def _why_not_settable(target: Any, name: str, part: str | int) -> str:
 def find_path(value: str, folders: list[Path], hub: bool) -> str:
     """The absolute path of `value` (which may be a glob) in the first of `folders` that has it.
 
-    `builtin:NAME` is returned unchanged, and so is a hub name if `hub`. ValueError if nothing is found.
+    `builtin:NAME` and `ollama:NAME` are returned unchanged, and so is a hub name if `hub`. ValueError if nothing is
+    found.
     """
-    if value.startswith("builtin:"):
+    if value.startswith(("builtin:", PREFIX)):
         return value
     for folder in folders:
         candidate = absolute(value, folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lorawgpu.cli import add_device_option, add_model_option, hint, main_of, parser_of, quoted, try_out_command
 from lorawgpu.errors import UserError
-from lorawgpu.export import gguf, gguf_merged, merged, mlx, peft
+from lorawgpu.export import gguf, gguf_merged, merged, mlx, ollama, peft
 from lorawgpu.export.effect import check_effect
 from lorawgpu.export.gguf_tensors import TYPES
 from lorawgpu.export.source import ExportSource, open_source
@@ -15,8 +15,9 @@ from lorawgpu.families.registry import FAMILIES
 from lorawgpu.util.progress import busy
 from lorawgpu.weights.options import parse_options
 
-FORMATS = {"peft": peft, "gguf": gguf, "mlx": mlx, "merged": merged}
-NEED_MODEL = ("gguf", "merged")
+FORMATS = {"peft": peft, "gguf": gguf, "mlx": mlx, "merged": merged, "ollama": ollama}
+NEED_MODEL = ("gguf", "merged", "ollama")
+GGUF_FILES = ("gguf", "ollama")  # exports of an adapter alone, or of one merged file
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -27,25 +28,30 @@ def parse(argv: list[str]) -> Namespace:
         "--out", metavar="PATH", required=True, help="a new folder, or for gguf the name of a new .gguf file"
     )
     usage = "the base model: adds a check of the logits, the chat template and a sample transcript"
-    parser.add_argument("--model", metavar="M", help=f"{usage} (gguf and merged: defaults to the adapter's base model)")
+    parser.add_argument(
+        "--model", metavar="M", help=f"{usage} (gguf, ollama and merged: defaults to the adapter's base)"
+    )
     add_model_option(parser)
     known = ", ".join(name for family in FAMILIES.values() for name in family.gguf.archs)
     usage = "for gguf, where runtimes disagree: general.architecture of the base model"
     parser.add_argument("--arch", metavar="NAME", help=f"{usage} (one of {known})")
-    usage = "for gguf: one file of base and adapter together, instead of an adapter"
+    usage = "for gguf and ollama: one file of base and adapter together, instead of an adapter"
     parser.add_argument("--merged", action="store_true", help=usage)
     usage = "with --merged: the type of all matrices (default: the base's own, where it can be written)"
     parser.add_argument("--quantize", metavar="|".join(TYPES), choices=TYPES, help=usage)
+    parser.add_argument("--system", metavar="TEXT", help="for ollama: the system message of the Modelfile")
     usage = "for merged: write a quantized model's weights as float32, or a ternary one's as bf16, for evaluation only"
     parser.add_argument("--dequantize", action="store_true", help=usage)
     add_device_option(parser)
     args = parser.parse_args(argv)
-    if args.arch is not None and args.to != "gguf":
-        raise UserError(f"--arch {args.arch}: only --to gguf takes an architecture")
-    if args.merged and args.to != "gguf":
-        raise UserError(f"--merged: only --to gguf has two forms; --to {args.to} is one")
-    if args.quantize and not args.merged:
-        raise UserError(f"--quantize {args.quantize}: only --to gguf --merged writes the weights of the base")
+    if args.arch is not None and args.to not in GGUF_FILES:
+        raise UserError(f"--arch {args.arch}: only --to gguf and ollama take an architecture")
+    if args.merged and args.to not in GGUF_FILES:
+        raise UserError(f"--merged: only --to gguf and ollama have two forms; --to {args.to} is one")
+    if args.quantize and not args.merged and args.to != "ollama":
+        raise UserError(f"--quantize {args.quantize}: only --to gguf --merged and ollama write weights of the base")
+    if args.system is not None and args.to != "ollama":
+        raise UserError("--system: only --to ollama writes a Modelfile, which can hold one")
     if args.dequantize and args.to != "merged":
         raise UserError("--dequantize: only --to merged writes base weights")
     return args
@@ -57,15 +63,20 @@ def run(argv: list[str]) -> None:
     out, form = Path(args.out), FORMATS[args.to]
     if args.to == "merged":
         merged.check_mergeable(source, args.dequantize)
+    if args.to == "ollama":
+        args.merged = ollama.is_merged(source, args.merged or args.quantize is not None)
+    if args.to in GGUF_FILES:
+        form = gguf_merged if args.merged else gguf
     if args.merged:
-        form = gguf_merged
         gguf_merged.check(source)
     main_file = form.FILE if args.to == "gguf" and out.suffix == ".gguf" else None
     with staged(out, main_file) as folder:
         notes = write(folder, source, form, args)
+        if args.to == "ollama":
+            notes += ollama.write_modelfile(folder, source, args.merged, args.system)
         written = sorted(path.name for path in folder.iterdir())
     targets = file_names(out, written, main_file) if main_file else {name: out / name for name in written}
-    kind = merged.description(source) if form is merged else "merged gguf" if args.merged else args.to
+    kind = merged.description(source) if form is merged else f"merged {args.to}" if args.merged else args.to
     print(f"wrote {kind}: {', '.join(map(str, targets.values()))}")
     for line in notes:
         print(f"  {line}")
@@ -80,6 +91,8 @@ def run(argv: list[str]) -> None:
 
 def command_for(form, out: Path, targets: dict[str, Path], source: ExportSource) -> str:
     """How to run an export."""
+    if form is ollama:
+        return ollama.next_command(out)
     file = next((path for path in targets.values() if path.suffix == ".gguf"), out)
     if form is gguf_merged:
         return quoted("llama-cli", "-m", file)

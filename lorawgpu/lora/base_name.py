@@ -57,7 +57,7 @@ def plain_name(name: str) -> str:
     parts = re.split(r"[/\\]", name.strip().lower().rstrip("/\\"))
     if "snapshots" in parts[:-1]:  # the hub's cache: models--org--name/snapshots/hash
         parts = parts[parts.index("snapshots") - 1].split("--")
-    plain = parts[-1].removeprefix("builtin:")
+    plain = parts[-1].removeprefix("builtin:").removeprefix("ollama:")
     while (shorter := _ENDINGS.sub("", plain)) != plain:
         plain = shorter
     return "" if _GENERIC.fullmatch(plain) else plain

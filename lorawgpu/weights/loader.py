@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lorawgpu.errors import UserError
+from lorawgpu.files import ollama
 from lorawgpu.files.hub import download, is_hub_name
 from lorawgpu.files.paths import expand
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
@@ -44,6 +45,8 @@ def _open(model: str | Path, options: ModelOptions) -> Checkpoint:
         raise UserError(f"{name}: {_instead_of(name)}.")
     if name.startswith(BUILTIN):
         return open_builtin(name.removeprefix(BUILTIN), options)
+    if name.startswith(ollama.PREFIX):
+        return _open_gguf(ollama.find_model(name.removeprefix(ollama.PREFIX)), name, options)
     path = expand(name)
     if not path.exists() and is_hub_name(name):
         path = download(name)
@@ -62,6 +65,13 @@ def _instead_of(address: str) -> str:
     return "URLs are not supported; wanted a model folder, a .gguf file or a hub name (owner/name)"
 
 
+def _open_gguf(path: Path, name: str, options: ModelOptions) -> Checkpoint:
+    checkpoint = GgufCheckpoint(path, name, options)
+    note_widened(checkpoint)
+    note_splits(checkpoint)
+    return checkpoint
+
+
 def open_path(path: Path, name: str, options: ModelOptions) -> Checkpoint:
     """The checkpoint in an existing folder or `.gguf` file."""
     if path.is_dir():
@@ -72,10 +82,7 @@ def open_path(path: Path, name: str, options: ModelOptions) -> Checkpoint:
     if not path.is_file():
         raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
     if path.suffix == ".gguf":
-        checkpoint = GgufCheckpoint(path, name, options)
-        note_widened(checkpoint)
-        note_splits(checkpoint)
-        return checkpoint
+        return _open_gguf(path, name, options)
     raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors, name the folder they are in.")
 
 
