@@ -19,7 +19,24 @@ os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # Vulkan's load
 def device():
     from lorawgpu.gpu import open_device  # not at the top: tests of host code must not need wgpu
 
+    judge_wgsl()
     return open_device()
+
+
+def judge_wgsl():
+    """Look at the grammar of every module that a test compiles."""
+    from wgsl_grammar import faults
+
+    from lorawgpu.gpu import kernel
+
+    load = kernel.load
+
+    def judged(stem, template=()):
+        code = load(stem, template)
+        assert faults(code) == [], f"{stem}: browsers want parentheses"
+        return code
+
+    kernel.load = judged
 
 
 @pytest.fixture(scope="session")

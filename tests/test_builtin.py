@@ -13,6 +13,7 @@ from lorawgpu.config.schema import load_config
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.dataset import DatasetSpec, LoadSettings, Subset, tokenize
 from lorawgpu.data.encode import Encoder, EncodeSettings
+from lorawgpu.data.workers import encode_record
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
@@ -185,7 +186,7 @@ def test_what_is_trained_is_what_generation_must_write(answer):
     template = resolve_template(None, None, tokenizer.chat_template, tokenizer.special_tokens)
     messages = [{"role": "user", "content": "is it a cat?"}, {"role": "assistant", "content": answer}]
     encode = Encoder("chat", EncodeSettings(512, "raise", False, ("assistant",)), tokenizer, template)
-    sample = encode("f.jsonl", 1, json.dumps({"messages": messages}).encode()).sample
+    sample = encode_record(encode, ("f.jsonl", 1), {"messages": messages})
     prompt = Prompts(tokenizer, template).chat(messages[:1])
     trained = sample.labels != -100
     assert sample.input_ids[: len(prompt)].tolist() == prompt

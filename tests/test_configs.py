@@ -140,7 +140,12 @@ def dry_run(files, tmp_path, monkeypatch):
 
     def plan(path, card, *more):
         monkeypatch.setattr(train, "open_dry_device", card)
-        sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}", *more]
+        sets = [
+            f"dataset_prepared_path={tmp_path / 'cache'}",
+            f"output_dir={tmp_path / 'run'}",
+            "warmup_steps=0",
+            *more,
+        ]
         if not base_of(path).startswith("builtin:"):
             model = tmp_path / "model"
             if not model.exists():

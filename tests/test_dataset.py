@@ -162,16 +162,16 @@ def test_workers_make_the_same_samples_with_the_same_lines(tmp_path, monkeypatch
         tokenize(spec, loading(workers=2, sequence_len=256))
 
 
-def killed(task):
+def killed(task, encoder, skip_bad_lines):
     """As the kernel does when memory runs out; runs in a worker process."""
     os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
 
 
 def test_a_worker_that_is_killed_is_one_message(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "MIN_PARALLEL", 0)
-    monkeypatch.setattr(workers, "_work", killed)
+    monkeypatch.setattr(workers, "_encode", killed)
     spec = write_lines(tmp_path / "a.jsonl", *[{"text": "a"}] * 3)
-    with pytest.raises(UserError, match="one of 2 tokenizing processes was killed"):
+    with pytest.raises(UserError, match=r"a\.jsonl: reading took more than 640 MiB of memory"):
         tokenize(spec, loading(workers=2, cache_dir=tmp_path / "cache"))
     assert list((tmp_path / "cache" / STORES).iterdir()) == []
 

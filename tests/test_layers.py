@@ -16,7 +16,7 @@ MOST_AT_THE_TOP = 8  # modules; everything else has a package
 LAYERS = (
     ("errors", "reference"),
     (ROOT, "util"),  # the package itself: its version, UserError, and `load` on first use
-    ("files",),
+    ("files", "guard"),
     ("families", "gpu"),
     ("chat", "lora", "ops", "tokenizer"),
     ("optim", "weights"),
@@ -38,8 +38,9 @@ JUDGES = ("doctor", "reference")  # packages that may import the reference
 FACADE = {ROOT: ("lorawgpu.api.model",)}  # imported inside a function, on first use
 # These must work without a GPU, so they reach no module that imports wgpu.
 HOST = (
-    "chat", "cli", "config", "data", "families", "files", "lora.peft_dir", "optim.schedule", "report", "tokenizer",
-    "train.checkpoint", "train.metrics", "util", "weights.gguf_checkpoint", "weights.hf_folder", "weights.loader",
+    "chat", "cli", "config", "data", "families", "files", "guard", "lora.peft_dir", "optim.schedule", "report",
+    "tokenizer", "train.checkpoint", "train.metrics", "util", "weights.gguf_checkpoint", "weights.hf_folder",
+    "weights.loader",
 )  # fmt: skip
 RAW = {"BufferUsage", "begin_compute_pass", "create_command_encoder", "map_async", "queue", "wgpu", "write_buffer"}
 

@@ -4,13 +4,14 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.chat.sandbox import MAX_BITS, Budget, OverBudget, Sandbox, charge
-from lorawgpu.chat.template import MAX_TEMPLATE, ChatTemplate, TemplateFailed
+from lorawgpu.chat.template import MAX_TEMPLATE, ChatTemplate, GuardedTemplate, TemplateFailed
 from lorawgpu.errors import UserError
+from lorawgpu.guard import limits
 
 TURNS = [{"role": "user", "content": "Hi *there*"}, {"role": "assistant", "content": " Yes. \n"}] * 3
 BIG = 10**10
 GROWING = "{%% set ns = namespace(x='ab', y='ab') %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x }}"
+AGAIN = "{%% for i in range(99999) %%}{%% set x = %s %%}{%% endfor %%}"
 TOO_MUCH = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "a loop that skips": "{% for a in range(99999) if range(99999) | list | length < 0 %}{% endfor %}",
@@ -51,14 +52,40 @@ TOO_MUCH = {
     "a table of texts": "{{ ('a' * 9999).translate({97: 'b' * 9999}) }}",
     "a number in hexadecimal": "{{ ('f' * 400000) | int(0, 16) }}",
     "a long refusal": "{{ raise_exception('a' * 3000000) }}",
+    "quadratic search": AGAIN % "('ab' * 400000).rfind('ba' * 40000 + 'c')",
+    "quadratic count": AGAIN % "('a' * 4000000).count('b' + 'a' * 99999)",
+    "a sum of texts": GROWING % "{% set ns.x = ns.x * 2 %}",
+    "map of a private filter": "{{ [99999999] | map(' spend') | list }}",
+    "a text argument that is a number": "{{ 'a' | center('9' * 9999999) }}",
+    "a format that repeats its argument": "{{ ('{0}' * 100000).format('a' * 100000) }}",
+    "JSON separators": "{{ (range(99999) | list) | tojson(separators=('x' * 999999, ':')) }}",
+    "JSON indented by a text": "{{ (range(99999) | list) | tojson(indent='x' * 999999) }}",
+    "punycode": "{{ ('a' * 900000 + '\u00fc' * 99999).encode('punycode') }}",
+    "punycode, decoded": "{{ ('a-' + '9' * 2000000).encode().decode('punycode') }}",
+    "a huge integer": "{{ (7 ** 9999999) % 10 }}",
+    "a product of fractions": "{{ [1] | map(attribute='0.' * 500000 + '0') | list }}",
+    "sorting itself": "{{ ([messages] * 99999) | map('tojson') | sort | list | length }}",
+    "a title of titles": AGAIN % "('ab ' * 99999) | title",
+    "word wrapping": "{{ ('a ' * 999999) | wordwrap(1) | length }}",
+    "links": "{{ ('http://a.b ' * 199999) | urlize | length }}",
+    "markup": "{{ (('<' * 999999) | e | striptags) * 9999 }}",
+    "searches": AGAIN % "('b' + 'a' * 99999) in ('a' * 999999)",
+    "a recursive macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
 }
 
 
-@pytest.mark.parametrize("name", TOO_MUCH)
-def test_no_template_takes_forever_or_all_memory(name):
-    """Memory and time are measured in tests/test_fuzz.py, with a process for each template."""
-    with pytest.raises(TemplateFailed, match="more work than any conversation needs"):
-        ChatTemplate(TOO_MUCH[name], {}).render(TURNS)
+@pytest.fixture
+def hasty(monkeypatch):
+    """A second for rendering."""
+    monkeypatch.setattr(limits, "SECONDS", (60.0, 20.0, 1.0, 1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("name", ["loops in loops", "text times", "quadratic search", "a sum of texts"])
+def test_no_template_takes_forever_or_all_memory(hasty, name):
+    """All of them: tests/test_hostile_readers.py."""
+    with pytest.raises(UserError, match="the chat template was stopped: .* took (longer than 1 s|more than .* MiB)"):
+        GuardedTemplate(TOO_MUCH[name], {}).render(TURNS)
+    assert GuardedTemplate("{{ messages | length }}", {}).render(TURNS) == "6"
 
 
 HIDDEN = [
@@ -160,14 +187,3 @@ def test_long_conversations_have_long_budgets():
     turns = [{"role": "user", "content": "word " * 200}, {"role": "assistant", "content": "yes"}] * 1000
     for source in BUILT_IN.values():
         assert len(ChatTemplate(source, {"bos_token": "", "eos_token": ""}).render(turns)) > 1_000_000
-
-
-def test_budgets_are_per_thread_and_nest():
-    with Budget("x"):
-        charge(1000)
-        with Budget() as _, pytest.raises(OverBudget):
-            charge(10**9)
-        charge(1000)
-    sandbox = Sandbox({})
-    with Budget("x"), pytest.raises(OverBudget):
-        sandbox.call_binop(None, "**", 2, MAX_BITS + 1)

@@ -18,6 +18,7 @@ from lorawgpu.config.model_options import kept_options
 from lorawgpu.data.batching import Sample, SampleList, flatten, token_capacity
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.formats import detect_type
+from lorawgpu.data.workers import encode_record, start_worker
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.engine.readings import settled
@@ -65,6 +66,7 @@ def load(
     model_options: what the model's files leave open, such as {"hidden_act": "relu2"} (default: the adapter's). Raises
     UserError and DeviceError.
     """
+    start_worker()
     try:
         options = check_options(model_options)
     except ValueError as error:
@@ -216,7 +218,7 @@ class LoadedModel:
             (None, None) if kind == "pretokenized" else (self.prompts.tokenizer, self.prompts.template)
         )
         encoder = Encoder(kind, settings, tokenizer, template, self.config.vocab_size)
-        sample, limit = encoder("records", number, record).sample, self.config.max_position_embeddings
+        sample, limit = encode_record(encoder, ("records", number), record), self.config.max_position_embeddings
         if len(sample) > limit:
             raise UserError(f"records, line {number}: {len(sample)} tokens, the model's context is {limit}: shorten it")
         return sample

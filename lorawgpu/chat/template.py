@@ -7,14 +7,16 @@ from functools import cached_property
 import jinja2
 import jinja2.ext
 import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from lorawgpu import guard
 from lorawgpu.chat.arguments import RESERVED, Arguments, with_arguments
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.content_independent import is_content_independent
-from lorawgpu.chat.sandbox import Budget, Sandbox
 from lorawgpu.chat.tool_calls import wants_objects, with_objects
 from lorawgpu.errors import UserError
 from lorawgpu.files.paths import expand
+from lorawgpu.guard.limits import RENDERING
 from lorawgpu.util.suggest import nearest
 
 MAX_TEMPLATE = 1 << 16  # characters; the longest published ones have some ten thousand
@@ -42,15 +44,16 @@ class ChatTemplate:
         self._for_tools = None if tool_use is None else ChatTemplate(tool_use, special_tokens, self.now)
         if len(source) > MAX_TEMPLATE:
             raise UserError(f"the chat template has {len(source):,} characters; at most {MAX_TEMPLATE:,} are allowed")
+        before = guard.doing(RENDERING)  # jinja2 computes constants when it compiles
         try:
-            with Budget(source):
-                self._template = _environment(self.now).from_string(source)
+            self._template = _environment(self.now).from_string(source)
             self._template.globals = dict(self._template.globals)  # each render copies them, and a ChainMap is slow
         except jinja2.TemplateSyntaxError as error:
             why = f"line {error.lineno}: {_cut(error.message)}"
             raise UserError(f"the chat template is not valid Jinja: {why}") from None
-        except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:  # of Python's compiler
+        except (RecursionError, SyntaxError, ValueError, ArithmeticError, LookupError) as error:  # of Python's compiler
             raise UserError(f"the chat template cannot be compiled: {_cut(error) or 'nested too deeply'}") from None
+        guard.doing(before)
 
     def __reduce__(self):  # compiled templates do not pickle: worker processes compile their own
         return ChatTemplate, (self.source, self.special_tokens, self.now, self.tool_use)
@@ -114,17 +117,56 @@ class ChatTemplate:
         return is_content_independent(self._template.environment.parse(self.source))
 
     def _render(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool) -> str:
+        before = guard.doing(RENDERING)
         try:
-            with Budget(messages, tools, self.source):
-                return self._template.render(
-                    **self.special_tokens,
-                    messages=[_plain(m) for m in messages],
-                    tools=tools,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                )
+            text = self._template.render(
+                **self.special_tokens,
+                messages=[_plain(m) for m in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except MemoryError:
+            raise
         except Exception as error:  # a template is untrusted code: it can raise anything
             raise TemplateFailed(f"the chat template rejected the conversation: {_cut(error)}") from None
+        guard.doing(before)
+        return text
+
+
+class GuardedTemplate(guard.Kept):
+    """A `ChatTemplate` that is compiled and rendered in a worker process, with the same attributes and methods; sent to
+    a worker, it arrives as the `ChatTemplate` itself. UserError, but not TemplateFailed, where it meets a limit."""
+
+    def __init__(self, source: str, special_tokens: dict, now: datetime | None = None, tool_use: str | None = None):
+        self.source, self.special_tokens, self.tool_use = source, dict(special_tokens), tool_use
+        self.now = datetime.now() if now is None else now
+        super().__init__(ChatTemplate, source, self.special_tokens, self.now, tool_use)
+        self._call(_compiled)
+
+    def at(self, now: datetime) -> "GuardedTemplate":
+        return GuardedTemplate(self.source, self.special_tokens, now, self.tool_use)
+
+    def render(self, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = False) -> str:
+        return self._call(ChatTemplate.render, messages, tools, add_generation_prompt)
+
+    @cached_property
+    def variables(self) -> set[str]:
+        return self._call(getattr, "variables")
+
+    @cached_property
+    def content_independent(self) -> bool:
+        return self._call(getattr, "content_independent")
+
+    def _call(self, function, *args: object):
+        try:
+            return guard.call(function, self, *args)
+        except guard.WorkerStopped as stopped:
+            raise UserError(f"the chat template was stopped: {stopped}") from None
+
+
+def _compiled(template: ChatTemplate) -> None:
+    """Arriving is enough."""
 
 
 def resolve_template(
@@ -134,7 +176,7 @@ def resolve_template(
     special_tokens: dict,
     arguments: Arguments | None = None,
     tool_use: str | None = None,
-) -> ChatTemplate | None:
+) -> GuardedTemplate | None:
     """The template to use: the built-in one called `name`, else `jinja` (a file or the source), else the model's `own`;
     with `arguments` for its variables. `tool_use`: what goes with it for conversations with tools.
 
@@ -148,18 +190,18 @@ def resolve_template(
     source = BUILT_IN[name] if name is not None else own if jinja is None else _text_or_file(jinja)
     if source is None:
         return None
-    template = ChatTemplate(source, special_tokens, None, tool_use)
+    template = GuardedTemplate(source, special_tokens, None, tool_use)
     return _with_arguments(template, arguments) if arguments else template
 
 
-def _with_arguments(template: ChatTemplate, arguments: Arguments) -> ChatTemplate:
+def _with_arguments(template: GuardedTemplate, arguments: Arguments) -> GuardedTemplate:
     for name in arguments:
         if name not in template.variables:
             meant, others = nearest(name, template.variables), ", ".join(sorted(template.variables))
             hint = f"the nearest one is `{meant}`" if meant else f"it reads {others}" if others else "it reads none"
             raise UserError(f"chat_template_kwargs: the chat template does not read a variable `{name}`; {hint}")
     sources = [None if s is None else with_arguments(s, arguments) for s in (template.source, template.tool_use)]
-    return ChatTemplate(sources[0], template.special_tokens, template.now, sources[1])
+    return GuardedTemplate(sources[0], template.special_tokens, template.now, sources[1])
 
 
 def _cut(error: object) -> str:
@@ -167,9 +209,11 @@ def _cut(error: object) -> str:
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 
 
-def _environment(now: datetime) -> Sandbox:
+def _environment(now: datetime) -> ImmutableSandboxedEnvironment:
     extensions = [_Generation, jinja2.ext.loopcontrols]
-    env = Sandbox({"tojson": _tojson}, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    env.filters["tojson"] = _tojson
+    del env.globals["lipsum"]  # random text
     env.globals["raise_exception"] = _raise
     env.globals["strftime_now"] = now.strftime
     return env

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.chat.template import ChatTemplate
+from lorawgpu import guard
+from lorawgpu.chat.template import GuardedTemplate
 from lorawgpu.data import token_store as cache
 from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import CorruptStore
@@ -27,7 +28,8 @@ from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import Counts, StoreWriter, TokenStore
 from lorawgpu.data.workers import encode_files
 from lorawgpu.errors import UserError
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.guard.status import begin
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +50,8 @@ class LoadSettings:
     """How data sets are tokenized. `cache_dir` None: a temporary folder; `vocab_size`: bound of pre-tokenized ids."""
 
     settings: EncodeSettings
-    tokenizer: Tokenizer | None
-    template: ChatTemplate | None
+    tokenizer: GuardedTokenizer | None
+    template: GuardedTemplate | None
     vocab_size: int | None = None
     skip_bad_lines: bool = False
     cache_dir: Path | None = None
@@ -125,7 +127,7 @@ def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path] | N
 
 def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path]) -> TokenStore:
     declared = None if spec.type is None else check_type(spec.type)
-    kind, first = (declared, None) if declared else _detect_type(files, loading.skip_bad_lines)
+    kind, first = (declared, None) if declared else _detected(files, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
     store = _stored(_digests(files), kind, encoder, loading)
     store.kind = kind
@@ -218,10 +220,18 @@ class Concat:
         return self.sources[number], int(index - (self.ends[number - 1] if number else 0))
 
 
+def _detected(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, SourceLine]:
+    try:
+        return guard.call(_detect_type, files, skip_bad_lines)
+    except guard.WorkerStopped as stopped:
+        raise UserError(f"data set {files[0]}, after line {stopped.line}: {stopped}") from None
+
+
 def _detect_type(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, SourceLine]:
     """The type of the first good record, which holds for the whole data set, and where that record is."""
     for file in files:
         for line, raw in read(file):
+            begin(line)
             try:
                 source = (str(file), line)
                 return detect_type(parse(*source, raw), source), source

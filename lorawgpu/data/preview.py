@@ -7,7 +7,7 @@ import numpy as np
 
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.token_store import Counts, TokenStore
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 
 GREEN, RESET = "\x1b[30;42m", "\x1b[0m"
 OPEN, CLOSE = (
@@ -24,7 +24,7 @@ HIDDEN = {
 
 
 def preview_lines(
-    stores: Sequence[TokenStore], tokenizer: Tokenizer | None, count: int, as_json: bool, color: bool
+    stores: Sequence[TokenStore], tokenizer: GuardedTokenizer | None, count: int, as_json: bool, color: bool
 ) -> Iterator[str]:
     """Lines to print: the first `count` samples in file order, then the counts of all.
 
@@ -46,7 +46,7 @@ def preview_lines(
         yield from (f"  skipped: {line}" for store in stores for line in store.skipped)
 
 
-def marked(sample: Sample, tokenizer: Tokenizer | None, color: bool) -> str:
+def marked(sample: Sample, tokenizer: GuardedTokenizer | None, color: bool) -> str:
     """The text of a sample with its target tokens marked; token ids instead of text if there is no tokenizer."""
     opening, closing = (GREEN, RESET) if color else (OPEN, CLOSE)
     is_target = sample.labels != IGNORE

@@ -1,29 +1,36 @@
-"""Tokenizing data files into a store: in pieces of a few megabytes, by a pool of processes."""
+"""Reading and tokenizing data files into a store: in pieces of a few megabytes, by guarded worker processes."""
 
 import os
+import pickle
+import queue
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from io import BytesIO
-from multiprocessing import get_context
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
+from lorawgpu import guard
 from lorawgpu.chat.hidden import KINDS
 from lorawgpu.data.batching import Sample
+from lorawgpu.data.compressed import COMPRESSED
 from lorawgpu.data.encode import Encoder
+from lorawgpu.data.formats import SourceLine
 from lorawgpu.data.read_files import BadLine, Raw, is_uncompressed_jsonl, read, split_lines
 from lorawgpu.data.token_store import Chunk, Counts, StoreWriter
 from lorawgpu.errors import UserError
+from lorawgpu.guard.status import begin
 from lorawgpu.util.progress import progress
 
 CHUNK = 2 << 20  # bytes of input per task
+WHOLE = 256 << 10  # bytes of a compressed file, or a table, below which one task holds it
 MIN_PARALLEL = 16 << 20  # bytes of data below which starting processes does not pay
 MEMORY = 750 << 20  # bytes for all workers together, unless the user says how many there are
 WORKER, PER_TOKEN = 45 << 20, 640  # bytes: Python and its libraries; the tokenizer, per vocabulary entry
+MAX_STOPPED = 10  # records of a data set that may meet a limit, before the data set is given up
 
 
 def default_workers(vocabulary: int) -> int:
@@ -31,16 +38,24 @@ def default_workers(vocabulary: int) -> int:
     return max(1, min(os.cpu_count() or 1, MEMORY // (WORKER + PER_TOKEN * vocabulary)))
 
 
+def start_worker() -> None:
+    """Start the worker of this process now, so that it is there when a text comes; other work can go on meanwhile."""
+    guard.shared_worker().start(__name__)
+
+
 @dataclass(frozen=True)
 class _Task:
-    """Work for one process: a byte range of whole lines of an uncompressed file, or records already read."""
+    """Work for one process: a byte range of whole lines of an uncompressed file, records already read, or all of a
+    file (`size` 0)."""
 
     file: str
     number: int  # index of the file within the data set
-    size: int  # bytes of the file, for the progress
+    done: int  # bytes of the file, for the progress
     start: int = 0
+    size: int = 0
     first_line: int = 1
-    records: list[tuple[int, Raw]] | None = None
+    records: bytes | None = None  # pickled: only workers look inside
+    stopped: dict[int, str] = field(default_factory=dict)  # lines that met a limit, and which
 
 
 def encode_files(
@@ -48,81 +63,127 @@ def encode_files(
 ) -> None:
     """Encode all records of `files` in order, with a progress display if it takes a while.
 
-    UserError for a bad file, a bad record (unless `skip_bad_lines`), or a worker process that was killed.
+    UserError for a bad file, a bad record or one that meets a limit (unless `skip_bad_lines`).
     """
     total = sum(f.stat().st_size for f in files)
-    tasks = (task for number, file in enumerate(files) for task in _tasks(number, file))
-    with progress(total, "tokenizing", "B") as advance:
-        if workers > 1 and total >= MIN_PARALLEL:
-            chunks = _on_all_cores(tasks, encoder, workers, skip_bad_lines)
-        else:
-            chunks = _in_this_process(tasks, encoder, skip_bad_lines)
-        for task, chunk in chunks:
+    with progress(total, "tokenizing", "B") as advance, closing(_Pool(workers if total >= MIN_PARALLEL else 1)) as pool:
+        tasks = (task for number, file in enumerate(files) for task in _tasks(number, file))
+        for task, chunk in pool.map(guard.Kept(_itself, encoder), tasks, skip_bad_lines):
             writer.append(task.number, chunk)
-            advance(task.size)
+            advance(task.done)
+
+
+def encode_record(encoder: Encoder, source: SourceLine, record: dict) -> Sample:
+    """One record that no file holds. UserError, with its source, if it is bad or meets a limit."""
+    try:
+        return guard.call(_sample, encoder, source, record)
+    except guard.WorkerStopped as stopped:
+        raise BadLine(f"{source[0]}, line {source[1]}: {stopped}") from None
+
+
+def _sample(encoder: Encoder, source: SourceLine, record: dict) -> Sample:
+    return encoder(*source, record).sample
+
+
+def _itself(encoder: Encoder) -> Encoder:
+    return encoder
 
 
 def _tasks(number: int, file: Path) -> Iterator[_Task]:
+    left = file.stat().st_size
     if is_uncompressed_jsonl(file):
         yield from _ranges(number, file)
-        return
-    records, size = [], 0
-    for line, raw in read(file):
-        records.append((line, raw))
-        size += len(raw) if isinstance(raw, bytes) else len(repr(raw))
-        if size >= CHUNK:
-            yield _Task(str(file), number, size, records=records)
-            records, size = [], 0
-    yield _Task(str(file), number, size, records=records)
+    elif left <= (WHOLE if file.suffix.lower() in (*COMPRESSED, ".parquet") else CHUNK):
+        yield _Task(str(file), number, left)
+    else:
+        with closing(guard.Worker()) as reader:
+            try:
+                for size, records in reader.stream(_batches, file):
+                    yield _Task(str(file), number, min(size, left), records=records)
+                    left -= min(size, left)
+            except guard.WorkerStopped as stopped:
+                raise UserError(f"{file}: after line {stopped.line}: {stopped}") from None
 
 
 def _ranges(number: int, file: Path) -> Iterator[_Task]:
-    line = 1
+    """Ranges of whole lines. No line is held in memory here, however long it is."""
+    start = end = 0
+    line = following = 1
     with file.open("rb") as stream:
         while data := stream.read(CHUNK):
-            rest = b"" if data.endswith(b"\n") else stream.readline()
-            size = len(data) + len(rest)
-            yield _Task(str(file), number, size, stream.tell() - size, line)
-            line += data.count(b"\n") + rest.count(b"\n")
+            following += data.count(b"\n")
+            if cut := data.rfind(b"\n") + 1:
+                size = end + cut - start
+                yield _Task(str(file), number, size, start, size, line)
+                start, line = end + cut, following
+            end += len(data)
+    if end > start:
+        yield _Task(str(file), number, end - start, start, end - start, line)
 
 
-def _in_this_process(tasks: Iterable[_Task], encoder: Encoder, skip_bad_lines: bool) -> Iterator[tuple[_Task, Chunk]]:
-    for task in tasks:
-        yield task, _encode(task, encoder, skip_bad_lines)
+def _batches(file: Path) -> Iterator[tuple[int, bytes]]:
+    """In a worker: the records of a file, pickled, in batches; and about how many bytes each batch has."""
+    records, size = [], 0
+    for line, raw in read(file):
+        begin(line)
+        records.append((line, raw))
+        size += len(raw) if isinstance(raw, bytes) else len(repr(raw))
+        if size >= CHUNK:
+            yield size, pickle.dumps(records)
+            records, size = [], 0
+    yield size, pickle.dumps(records)
 
 
-def _on_all_cores(
-    tasks: Iterable[_Task], encoder: Encoder, workers: int, skip_bad_lines: bool
-) -> Iterator[tuple[_Task, Chunk]]:
-    """In order, with a bounded number of tasks in flight, so that memory does not grow with the file. Processes are
-    spawned: a fork would copy the threads of a GPU driver."""
-    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder, skip_bad_lines)) as pool:
-        waiting: deque = deque()
-        try:
-            for task in tasks:
-                waiting.append((task, pool.submit(_work, task)))
-                if len(waiting) > 2 * workers:
-                    done, result = waiting.popleft()
-                    yield done, result.result()
-            for done, result in waiting:
+class _Pool:
+    """`count` workers, the one of this process among them."""
+
+    def __init__(self, count: int):
+        self.workers = [guard.shared_worker(), *(guard.Worker() for _ in range(count - 1))]
+        self.idle: queue.SimpleQueue[guard.Worker] = queue.SimpleQueue()
+        for worker in self.workers:
+            self.idle.put(worker)
+        self.threads = ThreadPoolExecutor(count)
+        self.stops = 0
+
+    def map(self, encoder: guard.Kept, tasks: Iterable[_Task], skip_bad_lines: bool) -> Iterator[tuple[_Task, Chunk]]:
+        """In order, with a bounded number of tasks in flight, so that memory does not grow with the file."""
+        waiting: deque[tuple[_Task, Future]] = deque()
+        for task in tasks:
+            waiting.append((task, self.threads.submit(self._encode, encoder, task, skip_bad_lines)))
+            if len(waiting) > 2 * len(self.workers):
+                done, result = waiting.popleft()
                 yield done, result.result()
-        except BrokenProcessPool:
-            raise UserError(
-                f"one of {workers} tokenizing processes was killed, most likely because memory ran out; "
-                "lower dataset_num_proc (1 starts no processes)"
-            ) from None
+        for done, result in waiting:
+            yield done, result.result()
 
+    def _encode(self, encoder: guard.Kept, task: _Task, skip_bad_lines: bool) -> Chunk:
+        worker = self.idle.get()
+        try:
+            while True:
+                try:
+                    return worker.call(_encode, task, encoder, skip_bad_lines)
+                except guard.WorkerStopped as stopped:
+                    task = self._without(task, stopped, skip_bad_lines)
+        finally:
+            self.idle.put(worker)
 
-_worker: tuple[Encoder, bool]  # of this worker process
+    def _without(self, task: _Task, stopped: guard.WorkerStopped, skip_bad_lines: bool) -> _Task:
+        """The task without the line that met a limit. BadLine unless it may be skipped."""
+        if not stopped.line or stopped.line in task.stopped:
+            raise UserError(f"{task.file}: {stopped}")
+        self.stops += 1
+        message = f"{task.file}, line {stopped.line}: {stopped}"
+        if not skip_bad_lines:
+            raise BadLine(message)
+        if self.stops > MAX_STOPPED:
+            raise UserError(f"{message}; more than {MAX_STOPPED} records of this data set did")
+        return replace(task, stopped={**task.stopped, stopped.line: message})
 
-
-def _start_worker(encoder: Encoder, skip_bad_lines: bool) -> None:
-    global _worker
-    _worker = encoder, skip_bad_lines
-
-
-def _work(task: _Task) -> Chunk:
-    return _encode(task, *_worker)
+    def close(self) -> None:
+        """End all workers but the one of this process, which ends only if it is busy."""
+        for worker in self.workers if self.idle.qsize() < len(self.workers) else self.workers[1:]:
+            worker.close()
+        self.threads.shutdown(cancel_futures=True)
 
 
 def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
@@ -132,7 +193,10 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
     tokens = targets = truncated = dropped = missing_eos = empty_targets = boundary_tokens = other_prompt = 0
     hidden = Counter()
     for line, raw in _records(task):
+        begin(line)
         try:
+            if line in task.stopped:
+                raise BadLine(task.stopped[line])
             encoded = encoder(task.file, line, raw)
         except BadLine as error:
             if not skip_bad_lines:
@@ -174,9 +238,24 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
     )
 
 
-def _records(task: _Task) -> Iterable[tuple[int, Raw]]:
+def _records(task: _Task) -> Iterator[tuple[int, Raw]]:
     if task.records is not None:
-        return task.records
-    with open(task.file, "rb") as stream:
-        stream.seek(task.start)
-        return split_lines(BytesIO(stream.read(task.size)), task.first_line)
+        yield from pickle.loads(task.records)
+    elif not task.size:
+        yield from read(Path(task.file))
+    else:
+        with open(task.file, "rb") as stream:
+            stream.seek(task.start)
+            yield from split_lines(_Part(stream, task.size), task.first_line)
+
+
+class _Part:
+    """The next `left` bytes of a file, by lines."""
+
+    def __init__(self, stream: BinaryIO, left: int):
+        self.stream, self.left = stream, left
+
+    def readline(self, limit: int) -> bytes:
+        line = self.stream.readline(min(limit, self.left))
+        self.left -= len(line)
+        return line

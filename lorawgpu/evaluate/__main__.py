@@ -23,6 +23,7 @@ from lorawgpu.config.types import MAX_COUNT
 from lorawgpu.data.batching import token_capacity
 from lorawgpu.data.dataset import Concat
 from lorawgpu.data.preview import summary
+from lorawgpu.data.workers import start_worker
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.engine.readings import settled
@@ -78,6 +79,7 @@ def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
 
 def run(argv: list[str]) -> None:
     args = parse(argv)
+    start_worker()
     args.model = base_for(args.adapter, args.model)
     checkpoint = open_checkpoint(args.model, parse_options(args.model_option), kept_options(args.adapter))
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter is not None else (None, None)

@@ -66,7 +66,7 @@ def _metadata(source: ExportSource, arch: str | None) -> dict[str, Any]:
         "general.name": Path(source.base_name).name,
         "general.quantization_version": 2,
     }
-    return general | own | tokenizer_metadata(source.checkpoint.tokenizer(), config.vocab_size, arch)
+    return general | own | source.checkpoint.tokenizer().call(tokenizer_metadata, config.vocab_size, arch)
 
 
 def _turn_end(source: ExportSource, metadata: dict[str, Any]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from lorawgpu.errors import CheckFailed
 from lorawgpu.families.hf import to_hf
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, TOOL_USE_FILE
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 
 TORCH_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -48,7 +48,7 @@ def write_templates(folder: Path, template: str, tool_use: str | None) -> None:
         (folder / TOOL_USE_FILE).write_text(tool_use, encoding="utf-8")
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
+def write_tokenizer(folder: Path, tokenizer: GuardedTokenizer, longest: int) -> None:
     """Write the files of a fast tokenizer, read them back and compare on a probe text."""
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     config = {
@@ -61,7 +61,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
         config["chat_template"] = tokenizer.chat_template
         write_templates(folder, tokenizer.chat_template, tokenizer.tool_use_template)
     _write(folder / "tokenizer_config.json", config)
-    again = Tokenizer.from_hf_folder(folder)
+    again = GuardedTokenizer.from_hf_folder(folder)
     for special in (False, True):
         if again.encode(PROBE, add_special=special) != tokenizer.encode(PROBE, add_special=special):
             raise CheckFailed(f"{folder}, read back: the tokenizer encodes text differently than the GGUF's")

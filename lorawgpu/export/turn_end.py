@@ -8,7 +8,7 @@ from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.export.source import ExportSource
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.generate.prompts import Prompts
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 from lorawgpu.weights.hf_folder import read_config
 
 TURNS = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
@@ -55,7 +55,7 @@ def name_turn_end(folder: Path, source: ExportSource) -> None:
         if (folder / "special_tokens_map.json").is_file():
             _change(folder / "special_tokens_map.json", eos_token=token)
         _list_as_added(folder / "tokenizer.json", end, token)
-    if end not in read_config(folder).eos_token_ids or Tokenizer.from_hf_folder(folder).token_id(token) != end:
+    if end not in read_config(folder).eos_token_ids or GuardedTokenizer.from_hf_folder(folder).token_id(token) != end:
         raise CheckFailed(f"{folder}, read back: it does not stop at {token}, which ends a turn")
 
 

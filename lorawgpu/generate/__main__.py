@@ -17,6 +17,7 @@ from lorawgpu.cli import (
     parser_of,
     quoted,
 )
+from lorawgpu.data.workers import start_worker
 from lorawgpu.errors import UserError
 from lorawgpu.generate.prompt_file import Prompt, read_prompts
 from lorawgpu.generate.prompts import template_arguments
@@ -185,6 +186,7 @@ def read_turn() -> str:
 
 def run(argv: list[str]) -> None:
     args = parse(argv)
+    start_worker()
     sampling = Sampling(**{f.name: getattr(args, f.name) for f in fields(Sampling)}).check()
     prompts = read_prompts(args.prompts) if args.prompts else {}
     if args.raw and (line := next((n for n, prompt in prompts.items() if isinstance(prompt, list)), None)):

@@ -8,12 +8,13 @@ import yaml
 
 from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
+from lorawgpu.chat.template import GuardedTemplate, TemplateFailed, resolve_template
 from lorawgpu.config.source import read_yaml
 from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, RUN_CONFIG_FILE, TOOL_USE_FILE
 from lorawgpu.files.untrusted import read_bytes
-from lorawgpu.tokenizer.hf import MAX_TEMPLATE, Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
+from lorawgpu.tokenizer.hf import MAX_TEMPLATE
 
 MARK = "\ue000"  # a private-use character that no template changes
 INCOMPLETE = "\ufffd"  # what an incomplete character decodes to
@@ -30,8 +31,11 @@ class TemplateChoice(NamedTuple):
 
 
 def template_for(
-    tokenizer: Tokenizer, adapter: Path | None = None, given: str | None = None, arguments: Arguments | None = None
-) -> ChatTemplate | None:
+    tokenizer: GuardedTokenizer,
+    adapter: Path | None = None,
+    given: str | None = None,
+    arguments: Arguments | None = None,
+) -> GuardedTemplate | None:
     """The chat template for prompts: `given` (a built-in name, a file or the template itself), else the one that the
     adapter was trained with (chat_template.jinja in its folder, or the config of its run), else the model's own.
 
@@ -88,7 +92,7 @@ def _of_run(adapter: Path) -> TemplateChoice:
 class Prompts:
     """Turns prompts into ids. Without a `template`, only raw text is possible."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None):
+    def __init__(self, tokenizer: GuardedTokenizer, template: GuardedTemplate | None):
         self.tokenizer, self.template = tokenizer, template
 
     def raw(self, text: str) -> list[int]:
@@ -142,7 +146,7 @@ class TextStream:
     The text of a token may depend on the token before it, so a piece is the difference of two decoded texts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, strip: bool = False):
+    def __init__(self, tokenizer: GuardedTokenizer, strip: bool = False):
         self.tokenizer, self.strip = tokenizer, strip  # strip: drop the space that `Prompts.chat` left out
         self.ids: list[int] = []
         self._begin = self._shown = 0  # ids[_begin:_shown] were shown; they are decoded again as context

@@ -38,7 +38,7 @@ def user_errors(source: str) -> Iterator[None]:
     """Turn whatever the tokenizers library raises for a bad file into a UserError; a Rust panic is not an Exception."""
     try:
         yield
-    except (UserError, KeyboardInterrupt, SystemExit):
+    except (UserError, MemoryError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         raise UserError(f"{source}: not a valid tokenizer: {brief(str(error))}.") from None

@@ -12,6 +12,8 @@ import tokenizers
 from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, TOOL_USE_FILE
 from lorawgpu.files.untrusted import brief, read_bytes, read_json_object
+from lorawgpu.guard import doing
+from lorawgpu.guard.limits import DECODING, TOKENIZING
 from lorawgpu.tokenizer.added_tokens import SPECIAL_TOKENS, add_declared
 from lorawgpu.tokenizer.gguf import backend_from_gguf, bos_eos_processor, user_errors
 
@@ -143,7 +145,13 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of token ids; invalid UTF-8 becomes U+FFFD, unknown ids become nothing."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+        doing(DECODING)
+        try:
+            return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            raise UserError(f"{self.source}: token ids cannot be decoded: {brief(str(error))}") from None
 
     def encoding(self, text: str, add_special: bool = False, parse_special: bool = True) -> tokenizers.Encoding:
         """The library's encoding of `text`. Read only the fields you need: each is copied, which can double the time.
@@ -152,10 +160,16 @@ class Tokenizer:
         one multi-byte character all cover it; tokens added by `add_special` cover (0, 0).
         """
         backend = self._backend if parse_special else self._without_special()
+        before = doing(TOKENIZING)
         try:
             encoding = backend.encode(text, add_special_tokens=add_special)
         except (UnicodeEncodeError, TypeError):
             raise UserError(f"{brief(text)} cannot be tokenized: it contains half a surrogate pair.") from None
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            raise UserError(f"{self.source}: {brief(text)} cannot be tokenized: {brief(str(error))}") from None
+        doing(before)
         if self._rows is not None:
             self.check_rows(encoding.ids)
         return encoding

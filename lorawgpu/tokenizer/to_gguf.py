@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lorawgpu import guard
 from lorawgpu.errors import UserError
 from lorawgpu.tokenizer.byte_level import PRE_TOKENIZERS
 from lorawgpu.tokenizer.hf import Tokenizer
@@ -45,7 +46,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, arch: str) -> dict[str, 
 
     UserError if no tokenizer of GGUF gives the same ids.
     """
-    data = json.loads(tokenizer.to_json())
+    with guard.loading():
+        data = json.loads(tokenizer.to_json())
     model = data["model"]
     if model.get("type") != "BPE":
         raise UserError(f"{tokenizer.source}: a {model.get('type')} tokenizer cannot be written to a GGUF file")
@@ -138,7 +140,8 @@ def _same(tokenizer: Tokenizer, metadata: dict[str, Any]) -> bool:
     """Whether reading the metadata gives the same ids on all probes."""
     as_read = {k: np.array(v) if isinstance(v, list) and not isinstance(v[0], str) else v for k, v in metadata.items()}
     try:
-        again = Tokenizer.from_gguf(_File(as_read, tokenizer.source))
+        with guard.loading():
+            again = Tokenizer.from_gguf(_File(as_read, tokenizer.source))
     except UserError:
         return False
     return all(

@@ -10,6 +10,7 @@ from lorawgpu.cli import add_device_option, hint, main_of, parser_of, quoted, tr
 from lorawgpu.config.schema import TrainConfig, json_schema, load_config
 from lorawgpu.data.dataset import Data
 from lorawgpu.data.preview import preview_lines
+from lorawgpu.data.workers import start_worker
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import device_errors, open_device, open_dry_device
 from lorawgpu.report.page import write_report
@@ -55,6 +56,7 @@ def run(argv: list[str]) -> int:
     if args.schema:
         print(json.dumps(json_schema(), indent=2))
         return 0
+    start_worker()
     config = load_config(args.config, args.set)
     again = quoted("lorawgpu", "train", args.config, *(word for key in args.set for word in ("--set", key)))
     if args.preview is not None:

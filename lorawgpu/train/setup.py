@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lorawgpu.chat.template import ChatTemplate, resolve_template
+from lorawgpu.chat.template import GuardedTemplate, resolve_template
 from lorawgpu.config.model_options import kept_options
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.data.batch_order import Batches, BatchSettings
@@ -36,7 +36,7 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import start_adapter
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.optim.schedule import Schedule, schedule_of
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 from lorawgpu.train.loggers import require_loggers
 from lorawgpu.util.later import Later
 from lorawgpu.util.progress import busy
@@ -51,9 +51,9 @@ from lorawgpu.weights.synthetic import meta_model
 class TextSetup:
     """What data loading needs of a model: tokenizer (`missing`: why there is none), chat template, vocabulary size."""
 
-    tokenizer: Tokenizer | None
+    tokenizer: GuardedTokenizer | None
     missing: str
-    template: ChatTemplate | None
+    template: GuardedTemplate | None
     vocab_size: int | None
 
 
@@ -88,7 +88,7 @@ class Run:
         return wanted | {"model": self.model_digest.result(), "data": self.data.digest, "adapter": start}
 
 
-def text_setup(config: TrainConfig, tokenizer: Callable[[], Tokenizer], vocab_size: int | None) -> TextSetup:
+def text_setup(config: TrainConfig, tokenizer: Callable[[], GuardedTokenizer], vocab_size: int | None) -> TextSetup:
     """A model without a tokenizer is enough for pre-tokenized data."""
     try:
         found, missing = tokenizer(), ""
@@ -113,7 +113,7 @@ def text_setup_without_weights(config: TrainConfig) -> TextSetup:
         options, kept = config.overrides_of_model_config, kept_options(config.start_from)
         return text_setup_of_model(config, open_checkpoint(config.base_model, options, kept))
     vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
-    return text_setup(config, partial(Tokenizer.from_hf_folder, folder, vocab_size), vocab_size)
+    return text_setup(config, partial(GuardedTokenizer.from_hf_folder, folder, vocab_size), vocab_size)
 
 
 def load_data(

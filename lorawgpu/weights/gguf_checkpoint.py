@@ -14,7 +14,7 @@ from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.dtypes import DENSE_TYPES
 from lorawgpu.files.gguf import I2_S, GgufFile, TensorInfo
 from lorawgpu.ops.stores import GGML, STORES
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 from lorawgpu.weights.i2_s import LAYOUTS, read_i2_s
 from lorawgpu.weights.options import HIDDEN_ACT, I2_S_LAYOUT, ModelOptions, how_to_say
 from lorawgpu.weights.tensors import (
@@ -200,8 +200,8 @@ class GgufCheckpoint(Checkpoint):
             raise UserError(f"{self.path}: {_scale_of(name)} is {scale}; the file is damaged.")
         return np.float32(scale)
 
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_gguf(self.file, self.config.vocab_size)
+    def tokenizer(self) -> GuardedTokenizer:
+        return GuardedTokenizer.from_gguf(self.file.path, self.config.vocab_size)
 
 
 def _scale_of(name: str) -> str:

@@ -15,7 +15,7 @@ from lorawgpu.files.dtypes import DENSE_TYPES, widen
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 from lorawgpu.weights.bitsandbytes import Nf4Tensors, is_nf4
 from lorawgpu.weights.nf4 import Nf4
 from lorawgpu.weights.options import HIDDEN_ACT, ModelOptions
@@ -118,8 +118,8 @@ class HfFolder(Checkpoint):
             packed = pack_exact(self.dense(name), where)
         return Ternary(packed, out, self._scale(name))
 
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_hf_folder(self.path, self.config.vocab_size)
+    def tokenizer(self) -> GuardedTokenizer:
+        return GuardedTokenizer.from_hf_folder(self.path, self.config.vocab_size)
 
     def _scale(self, name: str) -> float:
         """`w` of a matrix: the stored number, or its reciprocal if `config.ternary` is `divide`."""

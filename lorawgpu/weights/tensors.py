@@ -14,7 +14,7 @@ from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.files.dtypes import widen
 
 if TYPE_CHECKING:
-    from lorawgpu.tokenizer.hf import Tokenizer
+    from lorawgpu.tokenizer.guarded import GuardedTokenizer
     from lorawgpu.weights.nf4 import Nf4
 
 HEAD = "lm_head.weight"
@@ -136,7 +136,7 @@ class Checkpoint(ABC):
         """A linear layer of a model with `config.ternary`. UserError if it is not ternary."""
 
     @abstractmethod
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> "GuardedTokenizer":
         """The tokenizer that comes with the weights. UserError if there is none."""
 
 

@@ -343,8 +343,8 @@ TOKENIZER = {
     "invalid template": (chat(template=b"{% for"), "the chat template is not valid Jinja: line 1"),
     "template too deep": (chat(template=b"{{ " + b"(" * 5000), "the chat template cannot be compiled"),
     "template that refuses": (chat(template=b"{{ raise_exception('no users here') }}"), "line 1: the chat template re"),
-    "endless template": (chat(template=b"{% for a in range(9999) %}" * 2 + b"{% endfor %}" * 2),
-                             "it does more work than any conversation needs"),
+    "template without bounds": (chat(template=b"{{ messages[0].content * 10 ** 10 }}"),
+                                "was stopped: rendering the chat template took more than 640 MiB of memory"),
     "template that hides a turn": (chat(template=b"{{ messages[0].content }}"), "hides messages[1] (assist"),
     "no template": (chat(), "the data is conversations, but the model has no chat template"),
 }  # fmt: skip

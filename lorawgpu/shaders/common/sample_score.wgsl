@@ -7,7 +7,7 @@ const LOWEST: f32 = -3.4e38;
 
 fn score_of(row: u32, id: u32) -> f32 {
     let logit = logits[row * params.ld + id];
-    let known = (seen[row * params.seen_ld + id / 32u] >> (id % 32u) & 1u) == 1u;
+    let known = ((seen[row * params.seen_ld + id / 32u] >> (id % 32u)) & 1u) == 1u;
     let penalised = select(logit / settings.penalty, logit * settings.penalty, logit < 0.0);
     return select(logit, penalised, known) * settings.inv_temperature;
 }
