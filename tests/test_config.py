@@ -61,8 +61,9 @@ def test_overrides(write, tmp_path):
     config = write(
         "lora_r: 4\n", "lora_r=8", "learning_rate=1e-3", "datasets.0.weight=2", "datasets.1.path=more.jsonl",
         "lora_target_modules=[q_proj, v_proj]", "test_datasets.0.path=chats.jsonl", "device=cpu", "max_steps=",
-        "test_datasets.1.path=*.jsonl", "chat_template_jinja={{ messages }}",
+        "test_datasets.1.path=*.jsonl", "chat_template_jinja={{ messages }}", "lora_alpha=",
     )  # fmt: skip
+    assert config.lora_alpha == TrainConfig.model_fields["lora_alpha"].default, "an empty value is the default"
     assert config.lora_r == 8 and config.learning_rate == 1e-3 and config.device == "cpu" and config.max_steps is None
     assert [(os.path.basename(d.path), d.weight) for d in config.datasets] == [("chats.jsonl", 2), ("more.jsonl", 1)]
     assert config.lora_target_modules == ["q_proj", "v_proj"] and len(config.test_datasets) == 2
@@ -78,14 +79,13 @@ def test_overrides(write, tmp_path):
         ("datasets.5.path=a", "datasets has no entry 5: it has 1, counted from 0; use 1 to add one"),
         ("test_datasets.1.path=a", "test_datasets has no entry 1: it is empty"),
         ("foo.bar=3", "--set: foo: unknown key"),
-        ("learning_rate=", "--set: learning_rate: got nothing; input should be a valid number"),
         ("Lora_R=3", "--set: Lora_R: unknown key; the nearest one is 'lora_r'"),
         ("datasets.path=a", "datasets is a list; wanted a number"),
         ("lora_target_modules=[q_proj", "got '[q_proj'; wanted a list of module names"),
         ("learning_rate=*", "--set: learning_rate: got '*'; input should be a valid number"),
         ("0=1", "the config has keys, not an entry 0"),
         ("lora_r=-1", "--set: lora_r: got -1; input should be greater than or equal to 1"),
-        ("lora_rank=1", "--set: lora_rank: unknown key; the nearest one is 'lora_r'"),
+        ("lora_rank=1", "--set: lora_rank: unknown key; here it is lora_r"),
     ],
 )
 def test_bad_overrides(write, override, words):
@@ -130,9 +130,11 @@ def test_adapter_is_a_method_or_a_folder(write, tmp_path):
     ("text", "words"),
     [
         ("lerning_rate: 1\n", "line 3: lerning_rate: unknown key; the nearest one is 'learning_rate'"),
-        ("lr: 1\n", "the nearest one is 'learning_rate'"),
-        ("optimizer: adamw\n", "line 3: optimizer: unknown key; `lorawgpu train --schema` lists all"),
-        ("max_seq_length: 1\n", "the nearest one is 'sequence_len'"),
+        ("lr: 1\n", "line 3: lr: unknown key; here it is learning_rate"),
+        ("flavor: 3\n", "line 3: flavor: unknown key; `lorawgpu train --schema` lists all"),
+        ("max_seq_length: 1\n", "line 3: max_seq_length: unknown key; here it is sequence_len"),
+        ("lora_rank: 8\nlora_target: all\n", "line 3: 2 keys of other tools: write instead: lora_rank -> lora_r, "),
+        ("stage: sft\ndo_train: true\n", "line 3: 2 keys of other tools: not needed here, remove stage, do_train"),
         ("lora_r: -4\n", "line 3: lora_r: got -4; input should be greater than or equal to 1"),
         ("lora_r: 0\n", "lora_r: got 0"),
         ("lora_r: '8'\n", "lora_r: got '8'; input should be a valid integer"),
@@ -152,7 +154,19 @@ def test_adapter_is_a_method_or_a_folder(write, tmp_path):
         ("lora_target_modules: []\n", "wanted a list of module names, or all-linear"),
         ("lora_target_modules: [q_proj, [v_proj]]\n", "wanted a list of module names, or all-linear"),
         ("lora_target_modules: [w_proj]\n", "unknown module 'w_proj'"),
-        ("lr_scheduler: cosin\n", "got 'cosin'; input should be 'constant', 'linear' or 'cosine'"),
+        ("lr_scheduler: cosin\n", "got 'cosin'; input should be 'constant', 'constant_with_warmup', 'linear',"),
+        ("cosine_min_lr_ratio: 1.5\n", "cosine_min_lr_ratio: got 1.5"),
+        ("lr_scheduler: linear\ncosine_min_lr_ratio: 0.1\n", "is for lr_scheduler cosine and rex, not linear"),
+        ("cosine_constant_lr_ratio: 0.5\n", "line 3: cosine_constant_lr_ratio needs cosine_min_lr_ratio"),
+        ("lr_scheduler: warmup_stable_decay\n", "wanted lr_scheduler_kwargs: {num_decay_steps: ...}"),
+        ("lr_scheduler_kwargs: {num_cycle: 2}\n", "no option 'num_cycle' in lr_scheduler_kwargs; the nearest one is"),
+        ("lr_scheduler_kwargs: {num_cycles: -2}\n", "lr_scheduler_kwargs.num_cycles: got -2; Input should be greater"),
+        ("lr_scheduler: polynomial\nlr_scheduler_kwargs: {lr_end: 1}\n", "lr_end 1 is above learning_rate 0.0002"),
+        ("eval_steps: 1.5\n", "wanted a whole number of steps, or a fraction of all steps below 1"),
+        ("save_steps: 0\n", "save_steps: got 0"),
+        ("val_set_size: 3\neval_steps: 5\nevals_per_epoch: 2\n", "eval_steps and evals_per_epoch are both set"),
+        ("special_tokens: {eos: a}\n", "special_tokens.eos: unknown key; the nearest one is 'eos_token'"),
+        ("special_tokens: [a]\n", "special_tokens: got ['a']"),
         ("chat_template: vicuna\n", "chat_template: got 'vicuna'; input should be 'chatml'"),
         ("excess_length_strategy: cut\n", "input should be 'truncate', 'drop' or 'raise'"),
         ("val_set_size: 1.5\n", "wanted a whole number of samples, or a fraction below 1"),

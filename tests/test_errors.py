@@ -35,7 +35,7 @@ def data_with(tmp_path, *lines):
 
 GOOD = '{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}'
 CASES = {
-    "unknown key": (lambda t: {"lora_rank": 4}, "lora_rank: unknown key; the nearest one is 'lora_r'"),
+    "unknown key": (lambda t: {"lora_rank": 4}, "lora_rank: unknown key; here it is lora_r"),
     "negative rank": (lambda t: {"lora_r": -4}, "lora_r: got -4"),
     "word for a number": (lambda t: {"learning_rate": "fast"}, "learning_rate: got 'fast'"),
     "unknown target": (lambda t: {"lora_target_modules": ["c_attn"]}, "unknown module 'c_attn'"),

@@ -65,16 +65,99 @@ def test_adams_scales_are_float64(t):
     assert second**-2 == pytest.approx(float(1 - Fraction(0.999) ** t), rel=1e-12)
 
 
+def rises(step):
+    return step / WARMUP
+
+
+def left(step, end=TOTAL):
+    return 1 - min(1.0, (step - WARMUP) / (end - WARMUP))
+
+
+def half_cosine(part):
+    return (1 + math.cos(math.pi * part)) / 2
+
+
+# (kind, options, the published formula of the part after the warmup)
+FORMULAS = [
+    ("constant_with_warmup", {}, lambda s: 1.0),
+    ("cosine", {"cosine_min_lr_ratio": 0.1}, lambda s: 0.1 + 0.9 * half_cosine(1 - left(s))),
+    (
+        "cosine",
+        {"cosine_min_lr_ratio": 0.1, "cosine_constant_lr_ratio": 0.6},
+        lambda s: 0.1 + 0.9 * half_cosine(1 - left(s, 12)),
+    ),
+    ("cosine", {"num_cycles": 1.5}, lambda s: half_cosine(3 * (1 - left(s)))),
+    ("cosine_with_min_lr", {"min_lr": PEAK / 4}, lambda s: 0.25 + 0.75 * half_cosine(1 - left(s))),
+    ("cosine_with_restarts", {"num_cycles": 3}, lambda s: half_cosine(3 * (1 - left(s)) % 1) if s < TOTAL else 0),
+    ("polynomial", {"lr_end": PEAK / 10, "power": 2.0}, lambda s: 0.1 + 0.9 * left(s) ** 2),
+    ("polynomial", {}, lambda s: (1e-7 + (PEAK - 1e-7) * left(s)) / PEAK),
+    ("inverse_sqrt", {}, lambda s: math.sqrt(WARMUP / s)),
+    ("inverse_sqrt", {"timescale": 9.0}, lambda s: math.sqrt(9 / (s - WARMUP + 9))),
+    ("warmup_stable_decay", {"num_decay_steps": 8}, lambda s: 1.0 if s < 12 else half_cosine((s - 12) / 8)),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 5, "num_stable_steps": 6, "decay_type": "1-sqrt"},
+        lambda s: 1.0 if s < 10 else 1 - math.sqrt(min(1, (s - 10) / 5)),
+    ),
+    ("rex", {}, lambda s: left(s) / (1 / 2 + left(s) / 2)),
+    ("rex", {"rex_beta": 0.9, "cosine_min_lr_ratio": 0.2}, lambda s: 0.2 + 0.8 * left(s) / (0.1 + 0.9 * left(s))),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "formula"), FORMULAS)
+def test_schedules_follow_their_definitions(kind, options, formula):
+    schedule = Schedule(kind, PEAK, TOTAL, WARMUP, options)
+    expected = [PEAK * (rises(s) if s < WARMUP else formula(s)) for s in range(TOTAL + 1)]
+    assert [schedule.lr(s) for s in range(TOTAL + 1)] == pytest.approx(expected, rel=1e-12, abs=1e-12 * PEAK)
+
+
+def test_the_shapes_of_a_warmup_stable_decay():
+    options = {"num_decay_steps": 4, "min_lr_ratio": 0.5, "warmup_type": "1-sqrt", "decay_type": "linear"}
+    schedule = Schedule("warmup_stable_decay", 1.0, 10, 4, options)
+    rise = [0.5 + 0.5 * (1 - math.sqrt(1 - part)) for part in (0, 0.25, 0.5, 0.75)]
+    expected = [*rise, 1, 1, 1, 0.875, 0.75, 0.625, 0.5]
+    assert [schedule.lr(s) for s in range(11)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_options_come_from_the_config():
+    keys = {"lr_scheduler": "cosine", "lr_scheduler_kwargs": {"num_cycles": "1.5"}, "cosine_min_lr_ratio": 0.1}
+    config = TrainConfig(base_model="m", datasets=[{"path": "d"}], **keys)
+    assert schedule_of(config, 9).options == {"num_cycles": 1.5, "cosine_min_lr_ratio": 0.1}
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("kind", ["constant_with_warmup", "linear", "cosine"])
-def test_against_transformers(kind):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("constant_with_warmup", {}),
+        ("linear", {}),
+        ("cosine", {}),
+        ("cosine", {"num_cycles": 1.3}),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.2}),
+        ("cosine_with_min_lr", {"min_lr": PEAK / 7, "num_cycles": 0.7}),
+        ("cosine_warmup_with_min_lr", {"min_lr": PEAK / 7}),
+        ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1, "warmup_lr_rate": 0.3}),
+        ("cosine_with_restarts", {}),
+        ("cosine_with_restarts", {"num_cycles": 3}),
+        ("polynomial", {}),
+        ("polynomial", {"lr_end": PEAK / 3, "power": 2.5}),
+        ("inverse_sqrt", {}),
+        ("inverse_sqrt", {"timescale": 7}),
+        ("warmup_stable_decay", {"num_decay_steps": 5}),
+        ("warmup_stable_decay", {"num_decay_steps": 5, "num_stable_steps": 6, "min_lr_ratio": 0.1}),
+        ("warmup_stable_decay", {"num_decay_steps": 5, "warmup_type": "cosine", "decay_type": "1-sqrt"}),
+        ("warmup_stable_decay", {"num_decay_steps": 5, "warmup_type": "1-sqrt", "decay_type": "linear"}),
+    ],
+)
+@pytest.mark.parametrize(("total", "warmup"), [(TOTAL, WARMUP), (7, 0), (40, 1), (23, 17)])
+def test_against_transformers(kind, options, total, warmup):
     import torch
     from transformers import get_scheduler
 
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
-    theirs = get_scheduler(kind, optimizer, num_warmup_steps=WARMUP, num_training_steps=TOTAL)
-    ours = Schedule(kind.removesuffix("_with_warmup"), PEAK, TOTAL, WARMUP)
-    for step in range(TOTAL):
-        assert ours.lr(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-14, abs=1e-18)
+    theirs = get_scheduler(kind, optimizer, warmup, total, options or None)
+    ours = Schedule(kind, PEAK, total, warmup, options)
+    for step in range(total):
+        assert ours.lr(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12 * PEAK), step
         optimizer.step()
         theirs.step()

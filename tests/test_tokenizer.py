@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenizer import tiny_tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from vocabularies import write_gguf
 
@@ -220,6 +221,15 @@ def test_special_token_spellings(tmp_path):
     tokenizer = Tokenizer.from_hf_folder(save_folder(tmp_path / "hf", trained(), config))
     assert tokenizer.special_tokens == {"bos_token": SPECIAL[1], "eos_token": SPECIAL[0], "unk_token": SPECIAL[0]}
     assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 0)
+
+
+def test_other_special_tokens_of_the_vocabulary():
+    own = tiny_tokenizer()
+    other = own.with_special_tokens({"eos_token": "<|im_end|>"})
+    assert (other.eos_id, other.bos_id) == (own.token_id("<|im_end|>"), own.bos_id) and other.digest != own.digest
+    assert other.encode("a b") == own.encode("a b") and own.with_special_tokens({}) is own
+    with pytest.raises(UserError, match="special_tokens: eos_token '<new>' is not in the vocabulary of tiny tokenizer"):
+        own.with_special_tokens({"eos_token": "<new>"})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import yaml
 from golden_case import GOLDEN, reference_model
 from tiny_run import MODEL, adapter_bytes, byte_model, losses, write_config, write_data
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.schema import TrainConfig, load_config
 from lorawgpu.data.batching import IGNORE, Sample, flatten
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source
 from lorawgpu.errors import CheckFailed, UserError
@@ -22,7 +22,7 @@ from lorawgpu.reference.model import step_gradients
 from lorawgpu.train import __main__ as command
 from lorawgpu.train import evaluator
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.setup import prepare
+from lorawgpu.train.setup import Intervals, intervals_of, prepare
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.weights.loader import open_checkpoint
 
@@ -102,6 +102,29 @@ def test_epochs_become_steps(tmp_path):
         config = write_config(tmp_path, datasets=[{"path": str(data)}], max_steps=None, num_epochs=epochs,
                               gradient_accumulation_steps=2)  # fmt: skip
         assert prepare(load_config(config)).schedule.total_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("keys", "log", "evaluate", "save"),
+    [
+        ({}, 10, None, 100),
+        ({"logging_steps": 0.05, "eval_steps": 0.21, "save_steps": 7}, 1, 4, 7),  # transformers: ceil(0.21 * 18) = 4
+        ({"evals_per_epoch": 4, "saves_per_epoch": 1}, 10, 2, 6),  # of an epoch of 6 steps: ceil(6 / 4)
+        ({"evals_per_epoch": 100, "saves_per_epoch": 5, "save_steps": 3}, 10, 1, 2),
+    ],
+)
+def test_intervals_are_steps_fractions_or_per_epoch(keys, log, evaluate, save):
+    config = TrainConfig(base_model="m", datasets=[{"path": "d"}], val_set_size=0.1, **keys)
+    assert intervals_of(config, total=18, epoch=6) == Intervals(log, evaluate, save)
+
+
+def test_evaluations_per_epoch(tmp_path, runs):
+    data = write_data(tmp_path / "d.jsonl", samples=10)
+    keys = {"val_set_size": 2, "evals_per_epoch": 2, "saves_per_epoch": 1, "max_steps": None, "num_epochs": 2}
+    folder = runs.train(write_config(tmp_path, datasets=[{"path": str(data)}], **keys))
+    evaluated = [r["step"] for r in read_metrics(folder / "metrics.jsonl") if "eval_loss" in r]
+    assert evaluated == [2, 4, 6, 8]  # 8 samples, 2 a step: 4 steps an epoch
+    assert (folder / "checkpoint-4").is_dir() and (folder / "checkpoint-8").is_dir()
 
 
 class Counting(Trainer):

@@ -24,7 +24,7 @@ from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.engine.readings import settled
 from lorawgpu.errors import UserError
 from lorawgpu.generate.answer import Answerer
-from lorawgpu.generate.prompts import Prompts, template_for
+from lorawgpu.generate.prompts import Prompts, special_tokens_of, template_for
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import Device, KernelCache, open_device
 from lorawgpu.lora.base_name import base_for
@@ -112,7 +112,7 @@ class LoadedModel:
     @cached_property
     def prompts(self) -> Prompts:
         """Tokenizer and chat template. Raises UserError if the model has no tokenizer."""
-        tokenizer = self.checkpoint.tokenizer()
+        tokenizer = self.checkpoint.tokenizer().with_special_tokens(special_tokens_of(self._template[0]))
         return Prompts(tokenizer, template_for(tokenizer, *self._template))
 
     def encode(self, prompt: Prompt, raw: bool = False, place: tuple[str, int] = ("prompt", 1)) -> list[int]:

@@ -1,6 +1,7 @@
 """The YAML schema of a training run: every key with its type, default and meaning.
 
-Names are PEFT's and axolotl's. An unknown key is an error that names the nearest known one.
+Names are PEFT's and axolotl's; axolotl's other keys are translated or answered in `translate.py`, other tools' names in
+`other_tools.py`. An unknown key is an error that names the nearest known one.
 
 Paths: inputs (`base_model`, `adapter`, `lora_model_dir`, `datasets`, `test_datasets`, `chat_template_jinja`) are looked
 up relative to the current directory, then to the config file; outputs (`output_dir`, `dataset_prepared_path`) are
@@ -16,6 +17,8 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.config.other_tools import take_other_names
+from lorawgpu.config.schedule import schedule_options
 from lorawgpu.config.source import (
     ConfigProblem,
     Location,
@@ -26,19 +29,24 @@ from lorawgpu.config.source import (
     format_problems,
     read_yaml,
 )
+from lorawgpu.config.translate import Notes, translate
 from lorawgpu.config.types import (
     MAX_COUNT,
     Count,
     DataSet,
     DataSets,
+    Flag,
     Fraction,
     HeldOut,
+    Interval,
     ModelOverrides,
     Names,
     NotNegative,
     Number,
     Positive,
     Section,
+    Share,
+    SpecialTokens,
     Targets,
     TemplateArguments,
     as_list,
@@ -47,6 +55,7 @@ from lorawgpu.data.formats import ROLES
 from lorawgpu.errors import UserError
 from lorawgpu.files.paths import absolute
 from lorawgpu.lora.peft_config import MAX_RANK
+from lorawgpu.optim.schedule import SCHEDULES, options_of
 from lorawgpu.optim.settings import AdamWSettings
 
 
@@ -56,9 +65,9 @@ class TrainConfig(Section):
     # Model
     base_model: str = Field(min_length=1)
     """A Hugging Face folder, a .gguf file, `builtin:NAME`, `ollama:NAME` or a hub name (owner/name)."""
-    load_in_8bit: bool = False
+    load_in_8bit: Flag = False
     """Quantize the linear layers of a dense model to 8.5 bits a weight as it is loaded (GGML's Q8_0)."""
-    load_in_4bit: bool = False
+    load_in_4bit: Flag = False
     """Or to 4.5 bits (GGML's Q4_0)."""
     bnb_4bit_quant_type: Literal["nf4"] | None = None
     """With load_in_4bit: `nf4` for bitsandbytes' values, which have a larger error at the same size."""
@@ -76,7 +85,7 @@ class TrainConfig(Section):
     """Dropout probability of the adapter's input."""
     lora_target_modules: Targets = "all-linear"
     """Module names, or one regex of whole module paths, or `all-linear` for q, k, v, o, gate, up and down."""
-    use_rslora: bool = False
+    use_rslora: Flag = False
     """Scale by alpha / sqrt(r) instead."""
 
     # Data
@@ -97,7 +106,9 @@ class TrainConfig(Section):
     """A Jinja file, or the template itself, instead of the model's own."""
     chat_template_kwargs: TemplateArguments = {}
     """Variables of the chat template, such as `{enable_thinking: false}`; generation with the adapter uses them too."""
-    train_on_inputs: bool = False
+    special_tokens: SpecialTokens = SpecialTokens()
+    """Other tokens of the vocabulary as BOS and EOS; generation with the adapter uses them too."""
+    train_on_inputs: Flag = False
     """Train on every token, including the prompts'."""
     roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(as_list)] = Field(["assistant"], min_length=1)
     """Train on the turns of these roles."""
@@ -105,7 +116,7 @@ class TrainConfig(Section):
     """Maximum length of a sample in tokens."""
     excess_length_strategy: Literal["truncate", "drop", "raise"] = "drop"
     """What to do with longer samples; they are always counted and reported."""
-    sample_packing: bool = False
+    sample_packing: Flag = False
     """Fill each micro-batch with as many whole samples as fit into micro_batch_size * sequence_len tokens."""
 
     # Optimization
@@ -119,8 +130,14 @@ class TrainConfig(Section):
     """Optimizer steps; overrides num_epochs, as in transformers."""
     learning_rate: Positive = 2e-4
     """The peak learning rate."""
-    lr_scheduler: Literal["constant", "linear", "cosine"] = "cosine"
-    """After the warmup: constant, or down to 0 at the last step."""
+    lr_scheduler: Literal[tuple(SCHEDULES)] = "cosine"
+    """After the warmup: constant, or a decay by transformers' formula of that name; rex: slow first, then fast."""
+    lr_scheduler_kwargs: dict[str, Any] = {}
+    """Options of the schedule, by transformers' names, such as `{num_cycles: 3}` for cosine_with_restarts."""
+    cosine_min_lr_ratio: Share | None = None
+    """cosine and rex: end at this fraction of the peak instead of 0."""
+    cosine_constant_lr_ratio: Share | None = None
+    """With cosine_min_lr_ratio: reach it after this fraction of all steps."""
     warmup_steps: int = Field(0, ge=0, le=MAX_COUNT)
     """Steps over which the learning rate rises linearly from 0."""
     warmup_ratio: Fraction = 0.0
@@ -136,7 +153,7 @@ class TrainConfig(Section):
     """For the adapter's initialization, the order of the data and dropout."""
 
     # Memory and device
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Flag = False
     """Keep only each layer's input and recompute the layer in the backward pass: about a third of the memory for a
     fifth more time."""
     attn_implementation: Literal["flash", "chain"] = "flash"
@@ -149,12 +166,17 @@ class TrainConfig(Section):
     # Logging and saving
     output_dir: str = Field("out", min_length=1)
     """The run directory: adapter, checkpoints, metrics, report."""
-    logging_steps: Count = 10
-    """Steps between lines of metrics.jsonl; only then is the loss read from the GPU."""
-    eval_steps: Count | None = None
-    """Steps between evaluations of the held-out data and the sample prompts; by default, each epoch ends with one."""
-    save_steps: Count = 100
-    """Steps between checkpoints: the most that a crash can cost."""
+    logging_steps: Interval = 10
+    """Steps between lines of metrics.jsonl, or a fraction of all steps; only then is the loss read from the GPU."""
+    eval_steps: Interval | None = None
+    """Steps between evaluations of the held-out data and the sample prompts, or a fraction of all steps; by default,
+    each epoch ends with one."""
+    evals_per_epoch: Count | None = None
+    """Or: evaluations per epoch."""
+    save_steps: Interval = 100
+    """Steps between checkpoints, the most that a crash can cost; or a fraction of all steps."""
+    saves_per_epoch: Count | None = None
+    """Checkpoints per epoch; overrides save_steps."""
     save_total_limit: Count = 3
     """How many of the newest checkpoints to keep, in addition to the best one."""
     early_stopping_patience: Count | None = None
@@ -165,6 +187,16 @@ class TrainConfig(Section):
     """Answered at each evaluation, for the log and the report."""
     report_to: Annotated[list[Literal["tensorboard", "wandb"]], BeforeValidator(as_list)] = []
     """Also send the metrics there."""
+    wandb_project: str | None = None
+    """W&B's project; by default WANDB_PROJECT, or else lorawgpu."""
+    wandb_entity: str | None = None
+    """W&B's user or team."""
+    wandb_name: str | None = None
+    """The name of the run at W&B; by default that of output_dir."""
+    wandb_run_id: str | None = None
+    """The id of the run at W&B, to continue it there."""
+    wandb_mode: Literal["online", "offline", "disabled"] | None = None
+    """Whether W&B sends the run at once, keeps it in the run folder, or neither."""
 
     @model_validator(mode="after")
     def _check_combinations(self, info: ValidationInfo):
@@ -184,6 +216,8 @@ class TrainConfig(Section):
              "val_set_size and test_datasets are both set: remove one of them"),
             (self.chat_template and self.chat_template_jinja, {"chat_template", "chat_template_jinja"},
              "chat_template and chat_template_jinja are both set: remove one of them"),
+            (self.eval_steps and self.evals_per_epoch, {"eval_steps", "evals_per_epoch"},
+             "eval_steps and evals_per_epoch are both set: remove one of them"),
             (self.load_in_4bit and self.load_in_8bit, {"load_in_4bit", "load_in_8bit"},
              "load_in_4bit and load_in_8bit are both set: remove one of them"),
             (self.bnb_4bit_quant_type and not self.load_in_4bit, {"bnb_4bit_quant_type", "load_in_4bit"},
@@ -196,18 +230,42 @@ class TrainConfig(Section):
         ]  # fmt: skip
         folders = any(os.path.isdir(data_set.path) for data_set in self.datasets)  # which may hold validation files
         held_out = bool(self.val_set_size or self.test_datasets or folders)
-        return [(keys, text) for broken, keys, text in rules if broken] + self.evaluation_problems(held_out)
+        problems = [(keys, text) for broken, keys, text in rules if broken]
+        return problems + self._schedule_problems() + self.evaluation_problems(held_out)
 
     def evaluation_problems(self, held_out: bool) -> list[tuple[set[str], str]]:
         """As `combination_problems`, of the keys that need something to evaluate. `held_out`: there are such data."""
         where = {"val_set_size", "test_datasets"}
+        evals = "eval_steps" if self.eval_steps else "evals_per_epoch" if self.evals_per_epoch else None
         rules = [
-            (self.eval_steps and not (held_out or self.sample_prompts), {"eval_steps", *where},
-             "eval_steps has nothing to evaluate: set val_set_size, test_datasets or sample_prompts"),
+            (evals and not (held_out or self.sample_prompts), {evals, *where},
+             f"{evals} has nothing to evaluate: set val_set_size, test_datasets or sample_prompts"),
             (self.early_stopping_patience and not held_out, {"early_stopping_patience", *where},
              "early_stopping_patience needs held-out data: set val_set_size or test_datasets"),
         ]  # fmt: skip
         return [(keys, text) for broken, keys, text in rules if broken]
+
+    def _schedule_problems(self) -> list[tuple[set[str], str]]:
+        """Options that the schedule does not have, or of the wrong type."""
+        kind, problems = self.lr_scheduler, []
+        ratios = {key: value for key in COSINE_RATIOS if (value := getattr(self, key)) is not None}
+        for key in ratios:
+            if key not in options_of(kind):
+                have = " and ".join(name for name in SCHEDULES if key in options_of(name))
+                problems.append(({key, "lr_scheduler"}, f"{key} is for lr_scheduler {have}, not {kind}: remove it"))
+        if "cosine_constant_lr_ratio" in ratios and "cosine_min_lr_ratio" not in ratios:
+            problems.append(({*COSINE_RATIOS}, "cosine_constant_lr_ratio needs cosine_min_lr_ratio"))
+        try:
+            schedule_options(kind, self.lr_scheduler_kwargs, self.learning_rate)
+        except ValueError as error:
+            problems.append(({"lr_scheduler", "lr_scheduler_kwargs", "learning_rate"}, f"lr_scheduler {kind}: {error}"))
+        return problems
+
+    @property
+    def lr_options(self) -> dict[str, Any]:
+        """The options of the schedule. ValueError if `lr_scheduler_kwargs` does not fit it."""
+        ratios = {key: value for key in COSINE_RATIOS if (value := getattr(self, key)) is not None}
+        return schedule_options(self.lr_scheduler, self.lr_scheduler_kwargs, self.learning_rate) | ratios
 
     @property
     def start_from(self) -> str | None:
@@ -234,6 +292,7 @@ class TrainConfig(Section):
         return {key: self.model_dump()[key] for key in sorted(RESUME_KEYS)}
 
 
+COSINE_RATIOS = ("cosine_min_lr_ratio", "cosine_constant_lr_ratio")
 METHODS = ("lora", "qlora")  # values of `adapter` that are no folder
 ADAPTER_KEYS = {"lora_r", "lora_alpha", "lora_target_modules", "use_rslora"}
 RESUME_KEYS = ADAPTER_KEYS | {
@@ -243,14 +302,6 @@ RESUME_KEYS = ADAPTER_KEYS | {
 
 
 MAX_EXPLAINED = 100  # problems in our own words: finding the nearest key takes milliseconds
-# Other tools' names of keys, where spelling alone would find the wrong one.
-SYNONYMS = {
-    "batch_size": "micro_batch_size", "epoch": "num_epochs", "epochs": "num_epochs",
-    "lora_target_linear": "lora_target_modules", "lr": "learning_rate", "max_length": "sequence_len",
-    "max_seq_length": "sequence_len", "model": "base_model", "model_name_or_path": "base_model",
-    "num_train_epochs": "num_epochs", "packing": "sample_packing", "per_device_train_batch_size": "micro_batch_size",
-    "rank": "lora_r", "target_modules": "lora_target_modules",
-}  # fmt: skip
 READ_PATHS = {"base_model": True, "adapter": False, "lora_model_dir": False}  # key: may it be a hub name?
 WRITTEN_PATHS = ("output_dir", "dataset_prepared_path")
 
@@ -261,15 +312,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     UserError with all problems of the file in one message, each with its line: unknown keys, wrong values, keys that
     do not go together, paths that do not exist. No file that the config names is opened.
     """
+    return load_config_and_notes(path, overrides)[0]
+
+
+def load_config_and_notes(path: str | Path, overrides: Sequence[str] = ()) -> tuple[TrainConfig, Notes]:
+    """The same, with what to tell about a file that is written for axolotl."""
     path = Path(path)
     source = read_yaml(path)
     overridden = [apply_override(source.data, text) for text in overrides]
-    problems = source.problems + _resolve_paths(source.data, [Path.cwd(), path.absolute().parent])
-    config, wrong = _validate(source.data)
+    translated = translate(source.data, source.lines, list(TrainConfig.model_fields))
+    elsewhere, meant = take_other_names(source.data)
+    problems = source.problems + translated.problems + elsewhere
+    problems += _resolve_paths(source.data, [Path.cwd(), path.absolute().parent])
+    config, wrong = _validate(source.data, meant)
     problems += wrong
     if problems:
         raise UserError(format_problems(path, problems, source.lines, overridden))
-    return config
+    return config, Notes(tuple(translated.notes), translated.optimizer)
 
 
 def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[ConfigProblem]:
@@ -307,18 +366,23 @@ def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[ConfigProb
 
 
 def _sibling_keys(where: Location) -> Sequence[str]:
-    return list((TrainConfig if len(where) == 1 else DataSet).model_fields)
+    section = TrainConfig if len(where) == 1 else SpecialTokens if where[0] == "special_tokens" else DataSet
+    return list(section.model_fields)
 
 
-def _validate(data: dict[str, Any]) -> tuple[TrainConfig | None, list[ConfigProblem]]:
-    """The config, or its problems: those of single keys, then those of combinations of the remaining ones."""
+def _validate(data: dict[str, Any], meant: set[str]) -> tuple[TrainConfig | None, list[ConfigProblem]]:
+    """The config, or its problems: those of single keys, then those of combinations of the remaining ones.
+
+    A key in `meant` is not missing: it is there under another name.
+    """
     problems, good = [], data
     try:
         config = TrainConfig.model_validate(data, context={"keys_alone": True})
     except ValidationError as error:
         config = None
         errors = error.errors(include_url=False)
-        problems = [explain(e, _sibling_keys, SYNONYMS) for e in errors[:MAX_EXPLAINED]]
+        errors = [e for e in errors if not (e["type"] == "missing" and e["loc"][0] in meant)]
+        problems = [explain(e, _sibling_keys) for e in errors[:MAX_EXPLAINED]]
         problems += [ConfigProblem(tuple(e["loc"]), e["msg"]) for e in errors[MAX_EXPLAINED:]]
         wrong = {problem.where[0] for problem in problems}
         good = {key: value for key, value in data.items() if key not in wrong}

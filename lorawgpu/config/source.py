@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 20  # no config is larger, but a data file passed by mistake is
 MAX_DEPTH = 4  # of keys whose line is recorded; the schema is two levels deep
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 MAX_PROBLEMS = 10  # in a message
-MAX_TEXT = 400  # characters of a problem
+MAX_TEXT = 1000  # characters of a problem
 
 
 class _Short(reprlib.Repr):
@@ -221,17 +221,15 @@ def format_problems(
     return "\n  ".join([f"{path}: {len(texts)} problems", *texts[:MAX_PROBLEMS], *more])
 
 
-def explain(
-    error: dict[str, Any], sibling_keys: Callable[[Location], Sequence[str]], synonyms: dict[str, str]
-) -> ConfigProblem:
+def explain(error: dict[str, Any], sibling_keys: Callable[[Location], Sequence[str]]) -> ConfigProblem:
     """One of pydantic's errors as a message: the key, the value, what was wanted.
 
-    For an unknown key it names its synonym, or else the nearest of `sibling_keys(location)`, if one is near.
+    For an unknown key it names the nearest of `sibling_keys(location)`, if one is near.
     """
     where = tuple(error["loc"])
     if error["type"] == "extra_forbidden":
         key = str(where[-1])
-        meant = synonyms.get(key) or nearest(key, sibling_keys(where))
+        meant = nearest(key, sibling_keys(where))
         hint = f"the nearest one is {meant!r}" if meant else "`lorawgpu train --schema` lists all"
         return ConfigProblem(where, f"{dotted(where)}: unknown key; {hint}")
     if error["type"] == "missing":

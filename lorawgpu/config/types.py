@@ -20,6 +20,11 @@ def _number_from_text(value):
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
+def _flag_from_text(value):
+    """In other tools' files, and after `--set` of quoted text, true and false may be strings."""
+    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
 def as_list(value):
     return [value] if isinstance(value, str) else value
 
@@ -65,6 +70,12 @@ def _val_set_size(value):
     return int(value) if value == int(value) else value
 
 
+def _interval(value):
+    if value >= 1 and (value != int(value) or value > MAX_COUNT):
+        raise ValueError("wanted a whole number of steps, or a fraction of all steps below 1")
+    return int(value) if value >= 1 else value
+
+
 def _fits_float32(value):
     if value > 1e30:
         raise ValueError("wanted at most 1e30, to fit a float32")
@@ -76,7 +87,10 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, lt=1)]
 MAX_COUNT = 2**31 - 1  # more than any count that makes sense; larger ones would overflow in later computations
+Flag = Annotated[bool, BeforeValidator(_flag_from_text)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Interval = Annotated[Positive, AfterValidator(_interval)]
 HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size)]
 Targets = Annotated[Literal["all-linear"] | str | list[str], BeforeValidator(_targets)]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
@@ -91,6 +105,17 @@ Names = Annotated[list[str], BeforeValidator(as_list)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class SpecialTokens(Section):
+    bos_token: str | None = None
+    """The token that begins a text."""
+    eos_token: str | None = None
+    """The token that ends one."""
+
+    def chosen(self) -> dict[str, str]:
+        """The tokens by name, without those that stay as they are."""
+        return self.model_dump(exclude_none=True)
 
 
 class DataSet(Section):

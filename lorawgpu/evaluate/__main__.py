@@ -28,7 +28,7 @@ from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.engine.readings import settled
 from lorawgpu.errors import UserError
-from lorawgpu.generate.prompts import template_arguments, template_choice
+from lorawgpu.generate.prompts import special_tokens_of, template_arguments, template_choice
 from lorawgpu.gpu import device_errors, open_device
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.lora.base_name import base_for, note_other_base
@@ -74,6 +74,7 @@ def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
         chat_template=choice.name,
         chat_template_jinja=choice.jinja,
         chat_template_kwargs=choice.arguments,
+        special_tokens=special_tokens_of(adapter),
     )
 
 

@@ -12,7 +12,7 @@ from lorawgpu.errors import UserError
 from lorawgpu.export.effect import WeightChange, effect_of
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.hub import is_hub_name
-from lorawgpu.generate.prompts import Prompts, template_for
+from lorawgpu.generate.prompts import Prompts, special_tokens_of, template_for
 from lorawgpu.lora.base_name import base_for, named_base
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
@@ -51,7 +51,7 @@ class ExportSource:
     @cached_property
     def prompts(self) -> Prompts:
         """The base model's tokenizer and the chat template of the run. UserError without a tokenizer."""
-        tokenizer = self.checkpoint.tokenizer()
+        tokenizer = self.checkpoint.tokenizer().with_special_tokens(special_tokens_of(self.folder))
         return Prompts(tokenizer, template_for(tokenizer, self.folder))
 
     @cached_property

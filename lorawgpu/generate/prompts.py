@@ -80,13 +80,24 @@ def _of_run(adapter: Path) -> TemplateChoice:
         tool_use = adapter / TOOL_USE_FILE
         named = read_bytes(tool_use, MAX_TEMPLATE).decode("utf-8", "replace") if tool_use.is_file() else None
         return TemplateChoice(jinja=str(adapter / CHAT_TEMPLATE_FILE), tool_use=named)  # its arguments are in it
+    settings = _settings_of_run(adapter)
+    found = [settings.get(key) for key in ("chat_template", "chat_template_jinja")]
+    template = next((value for value in found if isinstance(value, str)), None)
+    return _choice(template, settings.get("chat_template_kwargs") or {})
+
+
+def _settings_of_run(adapter: Path) -> dict:
+    """The keys of the run's config, if it is there."""
     for folder in (adapter, adapter.parent):
         if (folder / RUN_CONFIG_FILE).is_file():
-            settings = read_yaml(folder / RUN_CONFIG_FILE).data
-            found = [settings.get(key) for key in ("chat_template", "chat_template_jinja")]
-            template = next((value for value in found if isinstance(value, str)), None)
-            return _choice(template, settings.get("chat_template_kwargs") or {})
-    return TemplateChoice()
+            return read_yaml(folder / RUN_CONFIG_FILE).data
+    return {}
+
+
+def special_tokens_of(adapter: Path | None) -> dict[str, str]:
+    """The special tokens that the run of an adapter chose, by name."""
+    tokens = {} if adapter is None else _settings_of_run(adapter).get("special_tokens")
+    return {k: v for k, v in tokens.items() if isinstance(v, str)} if isinstance(tokens, dict) else {}
 
 
 class Prompts:

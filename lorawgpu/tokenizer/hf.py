@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,8 @@ class Tokenizer:
         self._rows: int | None = None
         self._plain: tokenizers.Tokenizer | None = None
         self.source = source
-        self.special_tokens = special_tokens
         self.chat_template, self.tool_use_template = chat_template, tool_use_template
-        self.bos_id = self._special_id("bos_token")
-        self.eos_id = self._special_id("eos_token")
-        self.add_bos = self.bos_id is not None and self.encode("", add_special=True)[:1] == [self.bos_id]
+        self._name_special_tokens(special_tokens)
         if rows is not None and max(backend.get_vocab().values(), default=0) >= rows:
             self._rows = rows  # else there is nothing to check
 
@@ -92,6 +90,25 @@ class Tokenizer:
             if template is not None and not isinstance(template, str):
                 raise UserError(f"{file.path}: {key} is {brief(template)}; wanted a string.")
         return cls(backend, named, templates[0], str(file.path), rows, templates[1])
+
+    def with_special_tokens(self, tokens: dict[str, str]) -> "Tokenizer":
+        """The same tokenizer with other special tokens by name. UserError for one that is not in the vocabulary."""
+        for name, token in tokens.items():
+            if self.token_id(token) is None:
+                raise UserError(
+                    f"special_tokens: {name} {brief(token)} is not in the vocabulary of {self.source}, and a new token "
+                    "would need a trained embedding; choose a token that is there"
+                )
+        if not tokens:
+            return self
+        other = copy(self)
+        other._name_special_tokens(self.special_tokens | tokens)
+        return other
+
+    def _name_special_tokens(self, tokens: dict[str, str]) -> None:
+        self.special_tokens = tokens
+        self.bos_id, self.eos_id = self._special_id("bos_token"), self._special_id("eos_token")
+        self.add_bos = self.bos_id is not None and self.encode("", add_special=True)[:1] == [self.bos_id]
 
     @property
     def vocab_size(self) -> int:

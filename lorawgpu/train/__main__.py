@@ -7,7 +7,8 @@ from pathlib import Path
 
 from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.cli import add_device_option, hint, main_of, parser_of, quoted, try_out_command
-from lorawgpu.config.schema import TrainConfig, json_schema, load_config
+from lorawgpu.config.schema import TrainConfig, json_schema, load_config_and_notes
+from lorawgpu.config.translate import Notes
 from lorawgpu.data.dataset import Data
 from lorawgpu.data.preview import preview_lines
 from lorawgpu.data.workers import start_worker
@@ -57,15 +58,15 @@ def run(argv: list[str]) -> int:
         print(json.dumps(json_schema(), indent=2))
         return 0
     start_worker()
-    config = load_config(args.config, args.set)
+    config, notes = load_config_and_notes(args.config, args.set)
     again = quoted("lorawgpu", "train", args.config, *(word for key in args.set for word in ("--set", key)))
     if args.preview is not None:
         code, following = preview(config, args), f"{again} --dry-run"
     elif args.dry_run:
-        code, following = train(config, args), again
+        code, following = train(config, args, notes), again
     else:
         with claim(Path(config.output_dir)), lasting_stdout():
-            code = train(config, args)
+            code = train(config, args, notes)
         following = try_out_command(config.output_dir)
     if not code:
         hint(following)
@@ -95,7 +96,7 @@ def preview_notes(config: TrainConfig, data: Data) -> list[str]:
     return [f"val_set_size holds out {len(data.validation):,} of these samples", *data.notes]
 
 
-def train(config: TrainConfig, args: Namespace) -> int:
+def train(config: TrainConfig, args: Namespace, notes: Notes) -> int:
     # A dry run writes nothing, so it may plan a new run in a folder that already holds one.
     fresh = args.dry_run and args.resume is None
     path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
@@ -109,6 +110,8 @@ def train(config: TrainConfig, args: Namespace) -> int:
     engine = build_engine(prepared, device)
     trainer = Trainer(prepared, engine, snapshot, Path(args.config))
     print(plan_text(trainer.plan), flush=True)
+    if lines := notes.lines(sum(tensor.size for tensor in prepared.start.values())):
+        print("note     " + "\n         ".join(lines), flush=True)
     print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
     if args.resume and not path:
         print(f"resume   no checkpoint in {prepared.folder}: starting at step 1", flush=True)

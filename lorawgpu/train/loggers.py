@@ -50,8 +50,15 @@ class WandB(Logger):
     module = "wandb"
 
     def __init__(self, library: ModuleType, folder: Path, config: dict[str, Any]):
-        project = os.environ.get("WANDB_PROJECT", "lorawgpu")
-        self.run = library.init(project=project, name=folder.name, dir=str(folder), config=config)
+        names = {"entity": config["wandb_entity"], "id": config["wandb_run_id"], "mode": config["wandb_mode"]}
+        self.run = library.init(
+            project=config["wandb_project"] or os.environ.get("WANDB_PROJECT", "lorawgpu"),
+            name=config["wandb_name"] or folder.name,
+            dir=str(folder),
+            config=config,
+            resume="allow" if config["wandb_run_id"] else None,
+            **{name: value for name, value in names.items() if value is not None},
+        )
 
     def _send(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)

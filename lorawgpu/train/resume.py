@@ -19,8 +19,9 @@ from lorawgpu.train.setup import Run
 
 # Settings that may differ when a run is resumed; they change how it goes on.
 MUTABLE_ON_RESUME = (
-    "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "gradient_checkpointing", "learning_rate",
-    "lr_scheduler", "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "attn_implementation", "cosine_constant_lr_ratio",
+    "cosine_min_lr_ratio", "gradient_checkpointing", "learning_rate", "lr_scheduler", "lr_scheduler_kwargs",
+    "max_grad_norm", "max_steps", "num_epochs", "warmup_ratio", "warmup_steps", "weight_decay",
 )  # fmt: skip
 GOOD = StepState(bad=False, bad_run=0, bad_total=0, record=None, steps=0)
 

@@ -58,6 +58,15 @@ class TextSetup:
 
 
 @dataclass(frozen=True)
+class Intervals:
+    """Steps between two logs, evaluations (None: no evaluations) and checkpoints."""
+
+    log: int
+    eval: int | None
+    save: int
+
+
+@dataclass(frozen=True)
 class Run:
     """A run that is not on a GPU yet. `start`: the initial adapter; `capacity`: rows of the largest micro-batch."""
 
@@ -67,6 +76,7 @@ class Run:
     data: Data
     batches: Batches
     schedule: Schedule
+    intervals: Intervals
     lora: LoraConfig
     start: dict[str, np.ndarray]
     longest: int  # tokens of the longest sample, held-out ones included
@@ -92,9 +102,11 @@ def text_setup(config: TrainConfig, tokenizer: Callable[[], GuardedTokenizer], v
     """A model without a tokenizer is enough for pre-tokenized data."""
     try:
         found, missing = tokenizer(), ""
-        own, tool_use, special = found.chat_template, found.tool_use_template, found.special_tokens
     except UserError as error:
         found, missing, own, tool_use, special = None, str(error), None, None, {}
+    else:
+        found = found.with_special_tokens(config.special_tokens.chosen())
+        own, tool_use, special = found.chat_template, found.tool_use_template, found.special_tokens
     name, jinja = config.chat_template, config.chat_template_jinja
     tool_use = None if name or jinja else tool_use
     template = resolve_template(name, jinja, own, special, config.chat_template_kwargs, tool_use)
@@ -193,8 +205,9 @@ def prepare(
             f"warmup_steps {config.warmup_steps} is more than the {schedule.total_steps} steps of this run: the warmup "
             "would never end; lower warmup_steps, or raise num_epochs"
         )
+    intervals = intervals_of(config, schedule.total_steps, batches.steps(0))
     digest = Later(partial(model_digest, checkpoint))
-    return Run(config, checkpoint, text, data, batches, schedule, lora, start, longest, digest)
+    return Run(config, checkpoint, text, data, batches, schedule, intervals, lora, start, longest, digest)
 
 
 def _with_options(config: TrainConfig, checkpoint: Checkpoint) -> TrainConfig:
@@ -220,6 +233,21 @@ def total_steps(config: TrainConfig, batches: Batches) -> int:
     whole = int(config.num_epochs)
     part = config.num_epochs - whole
     return sum(batches.steps(e) for e in range(whole)) + (math.ceil(part * batches.steps(whole)) if part else 0)
+
+
+def intervals_of(config: TrainConfig, total: int, epoch: int) -> Intervals:
+    """In steps, of which the run has `total` and an epoch `epoch`; fractions are rounded up, as in transformers."""
+
+    def steps(every: float | None, per_epoch: int | None = None) -> int | None:
+        if per_epoch:
+            return math.ceil(epoch / per_epoch)
+        return math.ceil(every * total) if every and every < 1 else every
+
+    return Intervals(
+        steps(config.logging_steps),
+        steps(config.eval_steps, config.evals_per_epoch),
+        steps(config.save_steps, config.saves_per_epoch),
+    )
 
 
 def model_digest(checkpoint: Checkpoint) -> str:

@@ -106,7 +106,7 @@ def _data(run: Run) -> str:
 
 
 def _evaluations(run: Run) -> str:
-    every = run.config.eval_steps
+    every = run.intervals.eval
     return f"evaluated every {every} steps" if every else "evaluated after each epoch"
 
 

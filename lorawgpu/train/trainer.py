@@ -140,7 +140,7 @@ class Trainer:
         return max(signum for (signum,) in self.exchange.gather((interrupts.signum or 0,)))
 
     def _step(self, batch: StepBatch) -> None:
-        state = self.state
+        state, intervals = self.state, self.run.intervals
         lr = self.run.schedule.lr(state.step)
         state.step += 1
         divisor = self.engine.step(batch.micro_batches, state.step, lr)
@@ -152,12 +152,12 @@ class Trainer:
             state.skipped += 1
         state.data = batch.position
         self.progress.advance(batch.tokens)
-        if divisor and (state.step == 1 or self._due(self.config.logging_steps)):
+        if divisor and (state.step == 1 or self._due(intervals.log)):
             self._log(lr, divisor)
         epoch_ends = batch.ends_epoch or state.step == self.run.schedule.total_steps
-        by_epoch = self.evaluates and epoch_ends and self.config.eval_steps is None
-        improved = (by_epoch or self.evaluates and self._due(self.config.eval_steps)) and self._evaluate()
-        overdue = by_epoch or state.step // self.config.save_steps > self.saved_at // self.config.save_steps
+        by_epoch = self.evaluates and epoch_ends and intervals.eval is None
+        improved = (by_epoch or self.evaluates and self._due(intervals.eval)) and self._evaluate()
+        overdue = by_epoch or state.step // intervals.save > self.saved_at // intervals.save
         if improved or (overdue and self._going_well()):
             self._save()
 
@@ -166,7 +166,7 @@ class Trainer:
         step, total = self.state.step, self.run.schedule.total_steps
         if not self.evaluates or not step:
             return 0
-        every = self.config.eval_steps or step / self.run.batches.epochs(self.state.data)
+        every = self.run.intervals.eval or step / self.run.batches.epochs(self.state.data)
         return math.ceil(total / every) - math.floor(step / every)
 
     def _due(self, every: int | None) -> bool:

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "rope_type": "test_errors.py",
     "use_dora": "test_errors.py",
     "it has to match whole paths": "test_adapter_start.py",
+    "choose a token that is there": "test_tokenizer.py: special_tokens that the vocabulary lacks",
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
     "is of the split": "test_splits.py",

@@ -1,0 +1,162 @@
+"""Configs in axolotl's words: every key of its published examples has a verdict, and what a run says about them."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from lorawgpu.config.axolotl import HARMLESS, MISSING, WITHOUT_EFFECT
+from lorawgpu.config.schema import TrainConfig, load_config_and_notes
+from lorawgpu.config.translate import CONVERT
+from lorawgpu.errors import UserError
+
+KEYS = Path(__file__).parent / "data" / "axolotl_keys.tsv"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """write(text) loads a config of a model, data and `text`; returns it and its notes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+
+    def load(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(f"base_model: model\ndatasets: [{{path: chats.jsonl}}]\n{text}")
+        config, notes = load_config_and_notes(path)
+        return config, notes.lines(parameters=1 << 20)
+
+    return load
+
+
+def published():
+    with open(KEYS) as file:
+        return [row for row in csv.reader(file, delimiter="\t") if not row[0].startswith("#")]
+
+
+def test_every_key_of_the_published_examples_has_one_verdict():
+    verdicts = {"used": {*TrainConfig.model_fields, *CONVERT}, "no effect": {*WITHOUT_EFFECT}, "missing": {*MISSING}}
+    for where, key, *_, verdict in published():
+        if where == "top":
+            assert [name for name, keys in verdicts.items() if key in keys] == [verdict], key
+    assert len(published()) > 200
+
+
+def test_the_tables_do_not_overlap_and_no_key_of_ours_is_in_them():
+    ours = {*TrainConfig.model_fields, *CONVERT}
+    assert not {*WITHOUT_EFFECT} & {*MISSING} and not ours & {*WITHOUT_EFFECT, *MISSING}
+    assert HARMLESS.keys() <= MISSING.keys()
+
+
+def test_empty_values_are_never_a_problem(write):
+    """Neither of our keys nor of axolotl's, whatever the verdict."""
+    optional = [key for key in TrainConfig.model_fields if key not in ("base_model", "datasets")]
+    config, notes = write("".join(f"{key}:\n" for key in [*optional, *WITHOUT_EFFECT, *MISSING, *CONVERT] if key not in
+                                  [k for k in optional if k in CONVERT]))  # fmt: skip
+    assert (config, notes) == write("")
+
+
+def test_false_asks_for_nothing(write):
+    config, notes = write("".join(f"{key}: false\n" for key in [*WITHOUT_EFFECT, *MISSING]))
+    assert config == write("")[0] and not any("without effect" in note for note in notes)
+
+
+def test_keys_without_effect_are_one_note(write):
+    config, notes = write("bf16: auto\ntf32: false\nflash_attention: true\nlora_r: 8\nstrict: false\n")
+    assert notes[0] == "without effect here: bf16, flash_attention"
+    assert config == write("lora_r: 8\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "fsdp: [full_shard]\nfsdp_config: {a: 1}\nfsdp_version: 2\n",
+            "line 3: fsdp, fsdp_config: missing here: training",
+        ),
+        ("deepspeed: zero3.json\n", "remove it to train on one GPU"),
+        ("rl: dpo\n", "only supervised fine-tuning is here"),
+        ("qat: {a: b}\n", "this quantization; set load_in_4bit"),
+        ("processor_type: AutoProcessor\n", "images and sound"),
+        ("lora_modules_to_save: [lm_head]\n", "training weights of the model itself"),
+        ("resume_from_checkpoint: out/checkpoint-3\n", "lorawgpu train CONFIG --resume"),
+        ("optimizer: muon\n", "line 3: optimizer: got 'muon'; missing here: other optimizers than AdamW"),
+        ("optimizer: [a]\n", "optimizer: got ['a']"),
+        ("plugins: [axolotl.integrations.kd.KDPlugin]\n", "plugins: missing here: axolotl.integrations.kd.KDPlugin"),
+        ("tensor_parallel_size: 2\n", "tensor_parallel_size: missing here"),
+        ("eval_strategy: sometimes\n", "eval_strategy: got 'sometimes'; wanted no, epoch, steps or best"),
+        ("peft_use_rslora: 3\n", "line 3: use_rslora: got 3; wanted true or false"),
+        ("peft_use_rslora: true\nuse_rslora: false\n", "line 3: peft_use_rslora: use_rslora says otherwise"),
+        ("shuffle_merged_datasets: false\n", "data in its own order"),
+        ("bnb_config_kwargs: 3\n", "bnb_config_kwargs: got 3; wanted options"),
+    ],
+)
+def test_what_is_missing_is_refused_with_what_to_do(write, text, words):
+    with pytest.raises(UserError) as error:
+        write(text)
+    assert words in str(error.value) and "problems" not in str(error.value)
+
+
+def test_values_that_ask_for_nothing_more(write):
+    text = "tensor_parallel_size: 1\npeft_init_lora_weights: true\ntokenizer_config: model\nrelora: false\n"
+    assert write(text)[0] == write("")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("optimizer: adamw_torch_fused\n", ""),
+        ("lora_target_linear: true\nlora_target_modules:\n", "lora_target_modules: all-linear\n"),
+        ("lora_target_linear: false\nlora_target_modules: [q_proj]\n", "lora_target_modules: [q_proj]\n"),
+        ("gradient_checkpointing: offload\n", "gradient_checkpointing: true\n"),
+        ("gradient_checkpointing: 'true'\n", "gradient_checkpointing: true\n"),
+        ("attn_implementation: flash_attention_2\n", ""),
+        ("eval_strategy: epoch\nval_set_size: 2\n", "evals_per_epoch: 1\nval_set_size: 2\n"),
+        ("eval_strategy: 'no'\neval_steps: 5\nval_set_size: 2\n", "val_set_size: 2\n"),
+        ("eval_strategy: no\nevals_per_epoch: 5\nval_set_size: 2\n", "val_set_size: 2\n"),
+        ("evaluation_strategy: steps\neval_steps: 0.2\nval_set_size: 2\n", "eval_steps: 0.2\nval_set_size: 2\n"),
+        ("evals_per_epoch: 4\nval_set_size: 0.0\n", ""),
+        ("evals_per_epoch: 0\nval_set_size: 0.1\n", "val_set_size: 0.1\n"),
+        ("save_strategy: epoch\n", "saves_per_epoch: 1\n"),
+        ("saves_per_epoch: 0\nmax_steps: -1\n", ""),
+        ("wandb_project: p\nwandb_name: n\n", "wandb_project: p\nwandb_name: n\nreport_to: wandb\n"),
+        ("wandb_project: p\nuse_wandb: false\n", "wandb_project: p\nreport_to: []\n"),
+        ("wandb_project: ''\nuse_tensorboard: true\n", "report_to: tensorboard\n"),
+        ("report_to: none\n", ""),
+        ("peft_use_rslora: true\nadam_eps: 1e-6\ndataset_processes: 2\n",
+         "use_rslora: true\nadam_epsilon: 1e-6\ndataset_num_proc: 2\n"),
+        ("special_tokens: {pad_token: '<pad>', eos_token: e, bos_token: }\n", "special_tokens: {eos_token: e}\n"),
+        ("bnb_config_kwargs: {bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true}\nload_in_4bit: true\n",
+         "bnb_4bit_quant_type: nf4\nload_in_4bit: true\n"),
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rope: true\n", ""),
+    ],
+)  # fmt: skip
+def test_axolotls_words_give_the_same_config_as_ours(write, text, ours):
+    assert write(text)[0] == write(ours)[0]
+
+
+def test_notes_say_what_a_value_became(write):
+    text = "adapter: lora\noptimizer: adamw_bnb_8bit\ngradient_checkpointing: unsloth\nload_in_4bit: true\n"
+    _, notes = write(f"{text}lora_mlp_kernel: true\nsaves_per_epoch: 1\nwarmup_steps: 5\nlr_scheduler: rex\n")
+    assert notes == [
+        "without effect here: lora_mlp_kernel",
+        "gradient_checkpointing unsloth: true, nothing is moved off the GPU",
+        "our defaults hold: load_in_4bit makes Q4_0, with a smaller error (axolotl: `bnb_4bit_quant_type: nf4`); "
+        "rex as published (axolotl: `lr_scheduler_kwargs: {rex_beta: 0.9}`)",
+        "optimizer adamw_bnb_8bit: AdamW with float32 state, 8.0 MiB",  # two numbers of 4 bytes for 2**20 parameters
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bf16: true\n", True),
+        ("bf16: true\nlora_r:\nadapter:\nlora_o_kernel: false\n", True),
+        ("full_finetune: true\nlora_r: 8\n", True),
+        ("bf16: true\nlora_alpha: 8\n", False),
+        ("bf16: true\nadapter: lora\n", False),
+        ("seed: 1\n", False),  # no key that only axolotl has
+    ],
+)
+def test_full_fine_tuning_becomes_lora_with_a_note(write, text, said):
+    assert any("full fine-tuning; a LoRA adapter is trained instead" in note for note in write(text)[1]) == said
