@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from lorawgpu import __version__
-from lorawgpu.errors import CheckFailed, DeviceError, UserError
+from lorawgpu.errors import CheckFailed, DeviceError, UserError, explain
 from lorawgpu.util.streams import STDOUT, guarded, open_closed, print_anything
 from lorawgpu.util.suggest import nearest
 
@@ -63,7 +63,7 @@ def _code_of(run: Callable[[list[str]], int | None], argv: list[str]) -> int:
         name = getattr(error, "filename", None)
         if isinstance(error, BrokenPipeError) and name == STDOUT:
             return 0  # `lorawgpu generate ... | head`: not an error
-        print(f"error: {name}: {error.strerror}" if name else f"error: {error}", file=sys.stderr)
+        print(f"error: {explain(error) if name else error}", file=sys.stderr)
         return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
     except MemoryError as error:
         print(f"error: not enough memory: {str(error) or 'Python could not get more'}", file=sys.stderr)

@@ -155,3 +155,13 @@ def test_both_kinds_of_checkpoint_know_their_rows(tmp_path):
     save_folder(folder, trained())  # 400 tokens, 320 rows
     with pytest.raises(UserError, match="has 320 rows"):
         open_checkpoint(folder).tokenizer().encode("The quick brown fox jumps over the lazy dog")
+
+
+def test_special_tokens_of_a_config_are_one_token_too(tmp_path):
+    """Also in the worker process where a model's tokenizer lives."""
+    folder = save_byte_model(tmp_path / "hf")
+    unlisted(folder, {"eos_token": "</s>"}, "<|im_end|>")
+    renamed = open_checkpoint(folder).tokenizer().with_special_tokens({"eos_token": "<|im_end|>"})
+    assert renamed.eos_id == END and END in renamed.added_ids and renamed.encode("<|im_end|>") == [END]
+    with pytest.raises(UserError, match="eos_token '<no>' is not in the vocabulary"):
+        open_checkpoint(folder).tokenizer().with_special_tokens({"eos_token": "<no>"})

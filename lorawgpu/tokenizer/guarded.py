@@ -21,20 +21,24 @@ class GuardedTokenizer(guard.Kept):
     `where`: the file or folder, for messages. All of them raise UserError if the library meets a limit or fails.
     """
 
-    def __init__(self, build: Callable[..., Tokenizer], path: Path, rows: int | None):
-        super().__init__(build, path, rows)
-        self.where = str(path)
+    def __init__(self, where: str, build: Callable[..., Tokenizer], *args: object):
+        super().__init__(build, *args)
+        self.where = where
         vars(self).update(zip(FACTS, self.call(_facts), strict=True))
 
     @classmethod
     def from_hf_folder(cls, folder: Path, rows: int | None = None) -> "GuardedTokenizer":
         """As `Tokenizer.from_hf_folder`."""
-        return cls(Tokenizer.from_hf_folder, Path(folder), rows)
+        return cls(str(folder), Tokenizer.from_hf_folder, Path(folder), rows)
 
     @classmethod
     def from_gguf(cls, path: Path, rows: int | None = None) -> "GuardedTokenizer":
         """The tokenizer of a GGUF file, as `Tokenizer.from_gguf`."""
-        return cls(_from_gguf, Path(path), rows)
+        return cls(str(path), _from_gguf, Path(path), rows)
+
+    def with_special_tokens(self, tokens: dict[str, str]) -> "GuardedTokenizer":
+        """As `Tokenizer.with_special_tokens`."""
+        return GuardedTokenizer(self.where, Tokenizer.with_special_tokens, self, tokens) if tokens else self
 
     @cached_property
     def digest(self) -> str:

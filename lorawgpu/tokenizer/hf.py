@@ -101,7 +101,11 @@ class Tokenizer:
                 )
         if not tokens:
             return self
-        other = copy(self)
+        other, added = copy(self), self.added_ids
+        plain = [token for token in tokens.values() if self.token_id(token) not in added]
+        if plain:  # until now their spelling was split
+            other._backend, other._plain = tokenizers.Tokenizer.from_str(self._backend.to_str()), None
+            other._backend.add_special_tokens(plain)
         other._name_special_tokens(self.special_tokens | tokens)
         return other
 

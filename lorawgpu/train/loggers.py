@@ -3,13 +3,18 @@
 import importlib
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tqdm import tqdm
+
 from lorawgpu.errors import UserError
+
+MAX_REASON = 300  # characters of another library's message
 
 
 class Logger(ABC):
@@ -70,15 +75,42 @@ class WandB(Logger):
 LOGGERS = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
+class Tolerant(Logger):
+    """A logger whose errors are no errors of the run: the first one is a note, and the run goes on without it."""
+
+    def __init__(self, name: str, folder: Path, config: dict[str, Any]):
+        self.name, self.logger = name, None
+        self.logger = self._attempt(lambda: LOGGERS[name](_library(name), folder, config))
+
+    def _send(self, step: int, numbers: dict[str, float]) -> None:
+        if self.logger is not None:
+            self._attempt(lambda: self.logger._send(step, numbers))
+
+    def close(self) -> None:
+        if self.logger is not None:
+            self._attempt(self.logger.close)
+
+    def _attempt(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # W&B raises its own, its HTTP client's and the system's
+            self.logger = None
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON]
+            tqdm.write(f"note: report_to: {self.name} failed ({why}); the run goes on without it", file=sys.stderr)
+            return None
+
+
 def require_loggers(names: Sequence[str]) -> None:
-    """Raises UserError for a library that is not installed."""
+    """Raises UserError for a library that is not installed, or cannot be imported."""
     for name in names:
         _library(name)
 
 
 def open_loggers(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Logger]:
-    """The loggers of `report_to`. Raises UserError for a library that is not installed."""
-    return [LOGGERS[name](_library(name), folder, config) for name in names]
+    """The loggers of `report_to`. Raises UserError as `require_loggers`; any other error of theirs is a note."""
+    return [Tolerant(name, folder, config) for name in names]
 
 
 def _library(name: str) -> ModuleType:
@@ -87,4 +119,9 @@ def _library(name: str) -> ModuleType:
     except ImportError as error:
         raise UserError(
             f"report_to: {name} is not installed ({error}): pip install {name}, or remove it from report_to"
+        ) from None
+    except Exception as error:  # installed, but broken, such as for another version of a library
+        raise UserError(
+            f"report_to: {name} cannot be imported ({str(error)[:MAX_REASON]}): install it again, or remove it from "
+            "report_to"
         ) from None

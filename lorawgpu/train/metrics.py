@@ -29,7 +29,7 @@ MAX_STEP = 10**12
 
 
 class MetricsLog:
-    """Appends records to a JSONL file and flushes each one; `loggers` get their numbers too.
+    """Appends records to a JSONL file, each one at once; `loggers` get their numbers too. An OSError names the file.
 
     With `resume_step`, records after that step (and an incomplete last line, if the run was killed while writing) are
     removed first; without it the file starts empty. Non-finite numbers are written as null, since JSON has no NaN.
@@ -40,11 +40,15 @@ class MetricsLog:
         kept = [] if resume_step is None else [r for r in read_metrics(path) if r["step"] <= resume_step]
         replace_file(path, b"".join(_line(record) for record in kept))
         self.records = len(kept)  # in the file
-        self._file = open(path, "ab")
+        self._file = open(path, "ab", buffering=0)  # so that closing has nothing left to write to a full disk
 
     def write(self, step: int, **values: Any) -> None:
-        self._file.write(_line({"step": step} | values))
-        self._file.flush()
+        left = memoryview(_line({"step": step} | values))
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:  # it does not name the file
+            raise type(error)(error.errno, error.strerror, self._file.name) from None
         self.records += 1
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         for logger in self.loggers:

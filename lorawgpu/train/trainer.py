@@ -15,7 +15,7 @@ from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.engine.engine import Engine
 from lorawgpu.engine.evaluation import Evaluation
 from lorawgpu.engine.exchange import share
-from lorawgpu.errors import CheckFailed, DeviceError, UserError
+from lorawgpu.errors import CheckFailed, DeviceError, UserError, explain
 from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
@@ -78,7 +78,7 @@ class Trainer:
         except DeviceError as error:
             raise DeviceError(f"{error}\n{self._fallback()}") from error
         except OSError as error:  # most likely a full disk; earlier checkpoints are intact
-            raise UserError(f"{error.filename or folder}: {error.strerror}. {self._fallback()}") from error
+            raise UserError(f"{explain(error, folder)}. {self._fallback()}") from error
         finally:
             self.progress.close()
         if self.exchange.leads:
