@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from lorawgpu import __version__
-from lorawgpu.errors import CheckFailed, DeviceError, UserError, explain
+from lorawgpu.errors import EXIT_CODES, INTERRUPTED, UserError, exit_code_of, explain
 from lorawgpu.util.streams import STDOUT, guarded, open_closed, print_anything
 from lorawgpu.util.suggest import nearest
 
@@ -22,8 +22,6 @@ COMMANDS = {
     "doctor": "check this machine: drivers, limits, every kernel",
     "report": "charts and samples of a run",
 }
-EXIT_CODES = {CheckFailed: 1, UserError: 2, OSError: 2, DeviceError: 3}
-INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,10 +62,10 @@ def _code_of(run: Callable[[list[str]], int | None], argv: list[str]) -> int:
         if isinstance(error, BrokenPipeError) and name == STDOUT:
             return 0  # `lorawgpu generate ... | head`: not an error
         print(f"error: {explain(error) if name else error}", file=sys.stderr)
-        return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        return exit_code_of(error)
     except MemoryError as error:
         print(f"error: not enough memory: {str(error) or 'Python could not get more'}", file=sys.stderr)
-        return EXIT_CODES[UserError]
+        return exit_code_of(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -83,10 +81,10 @@ def parser_of(command: str, **kwargs) -> Parser:
     return Parser(prog=f"lorawgpu {command}", description=COMMANDS[command], allow_abbrev=False, **kwargs)
 
 
-def add_device_option(parser: argparse.ArgumentParser) -> None:
+def add_device_option(parser: argparse.ArgumentParser, more: str = "") -> None:
     """--device; None if not given: then $LORAWGPU_DEVICE, then `auto` (see gpu.open_device)."""
     usage = "the GPU to use: auto, cpu, gpu, an index, or part of a name (default: $LORAWGPU_DEVICE, then auto)"
-    parser.add_argument("--device", metavar="auto|cpu|gpu|INDEX|NAME", help=usage)
+    parser.add_argument("--device", metavar="auto|cpu|gpu|INDEX|NAME", help=usage + more)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

@@ -21,3 +21,16 @@ class CheckFailed(Exception):
 
 class DeviceError(RuntimeError):
     """The GPU or its driver failed. Exit code 3."""
+
+
+EXIT_CODES = {CheckFailed: 1, UserError: 2, OSError: 2, DeviceError: 3}
+INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with `error`; 1 for a bug."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, MemoryError):
+        return EXIT_CODES[UserError]
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)

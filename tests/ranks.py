@@ -1,11 +1,9 @@
 """Processes that train together, played by threads of this one: an Exchange over host memory."""
 
 import threading
-from functools import reduce
+from contextlib import nullcontext
 
-import numpy as np
-
-from lorawgpu.ops.cross_entropy import fixed_point
+from lorawgpu.engine.exchange import at_once
 
 
 class Ranks:
@@ -68,20 +66,29 @@ class Rank:
 
     def __init__(self, ranks: Ranks, rank: int):
         self.ranks, self.rank, self.size, self.leads = ranks, rank, ranks.size, rank == 0
+        self.local_rank, self.names = rank, [f"rank {number}" for number in range(ranks.size)]
 
-    def sum_step(self, sums, divisor):
-        device = sums.device
-        state = device.read(sums.state)
-        totals = [fixed_point(device.read(total)) for total in sums.totals]
-        parts = self.ranks.gather(self.rank, (divisor, device.read(sums.grads), totals, state[:2].tolist()))
-        divisors, grads, totals, flags = zip(*parts, strict=True)
-        device.write(sums.grads, reduce(np.add, grads))
-        for tensor, values in zip(sums.totals, zip(*totals, strict=True), strict=True):
-            whole, fraction = divmod(sum(values), 1 << 32)
-            device.write(tensor, np.array([whole & 0xFFFFFFFF, fraction], np.uint32))
-        state[0], state[1] = max(bad for bad, _ in flags), min(record for _, record in flags)
-        device.write(sums.state, state)
-        return sum(divisors)
+    def gather(self, value):
+        return self.ranks.gather(self.rank, value)
 
-    def gather(self, values):
-        return self.ranks.gather(self.rank, values)
+    def agree(self, signum):
+        return max(self.gather(signum))
+
+    def swap(self, sends, receives):
+        for received, theirs in zip(receives, self.ranks.gather(self.rank, sends), strict=True):
+            received[...] = theirs[self.rank]
+
+    def later(self, call):
+        return at_once(call)
+
+    def judged(self, fallback):
+        return nullcontext()
+
+    def working(self):
+        return nullcontext()
+
+    def alive(self):
+        pass
+
+    def signalled(self, text, code):
+        pass

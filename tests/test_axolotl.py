@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lorawgpu.config.axolotl import HARMLESS, MISSING, WITHOUT_EFFECT
+from lorawgpu.config.axolotl import DATA_MISSING, DATA_WITHOUT_EFFECT, HARMLESS, MISSING, WITHOUT_EFFECT
 from lorawgpu.config.schema import TrainConfig, load_config_and_notes
 from lorawgpu.config.translate import CONVERT
+from lorawgpu.config.types import DataSet
 from lorawgpu.errors import UserError
 
 KEYS = Path(__file__).parent / "data" / "axolotl_keys.tsv"
@@ -40,6 +41,14 @@ def test_every_key_of_the_published_examples_has_one_verdict():
         if where == "top":
             assert [name for name, keys in verdicts.items() if key in keys] == [verdict], key
     assert len(published()) > 200
+
+
+def test_every_key_of_a_published_data_set_has_one_verdict():
+    used = {*DataSet.model_fields, "message_field_role", "message_field_content"}
+    verdicts = {"used": used, "no effect": {*DATA_WITHOUT_EFFECT}, "missing": {*DATA_MISSING}}
+    for where, key, *_, verdict in published():
+        if where == "datasets[]":
+            assert [name for name, keys in verdicts.items() if key in keys] == [verdict], key
 
 
 def test_the_tables_do_not_overlap_and_no_key_of_ours_is_in_them():

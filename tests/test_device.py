@@ -88,7 +88,7 @@ def nothing(adapter, reason, limits, budget):
 
 def test_the_environment_chooses_unless_the_option_does(monkeypatch):
     asked = []
-    monkeypatch.setattr(gpu_device, "choose_adapter", lambda choice, _: asked.append(choice) or (CPU, "why"))
+    monkeypatch.setattr(gpu_device, "choose_adapter", lambda choice, *_: asked.append(choice) or (CPU, "why"))
     monkeypatch.setattr(CPU, "limits", dict.fromkeys(gpu_device.ADAPTER_LIMITS, 1 << 40))
     monkeypatch.setenv("LORAWGPU_DEVICE", "cpu")
     monkeypatch.delenv("LORAWGPU_LIMITS", raising=False)
@@ -101,7 +101,7 @@ def test_the_environment_chooses_unless_the_option_does(monkeypatch):
 
 def test_limits(monkeypatch):
     """Two limits follow the adapter, below 2 GiB; the others are WebGPU's, and with `webgpu` all are."""
-    monkeypatch.setattr(gpu_device, "choose_adapter", lambda choice, _: (CPU, "why"))
+    monkeypatch.setattr(gpu_device, "choose_adapter", lambda *_: (CPU, "why"))
     monkeypatch.setattr(CPU, "limits", dict.fromkeys(gpu_device.ADAPTER_LIMITS, 1 << 40))
     monkeypatch.delenv("LORAWGPU_LIMITS", raising=False)
     asked = open_device(kind=nothing)

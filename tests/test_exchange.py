@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lorawgpu.data.batching import Sample, flatten
 from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.engine.exchange import Solo, share
 from lorawgpu.engine.objective import CausalLM
+from lorawgpu.engine.shards import pieces_of
 from lorawgpu.train import trainer as trainer_module
 from lorawgpu.train.metrics import read_metrics
 
@@ -41,7 +43,8 @@ def same(a, b, parts=STATE):
 
 
 def step_on_ranks(tiny, size, batches, steps=1, **options):
-    """What each rank holds after some optimizer steps over the same batches."""
+    """What each rank holds after some optimizer steps over the same batches, exchanged in many pieces."""
+    options = {"piece_bytes": 1024} | options
 
     def work(exchange):
         engine = tiny.engine(exchange=exchange, **options)
@@ -122,11 +125,62 @@ def test_an_evaluation_is_shared_out_and_summed(tiny):
         Ranks(2).run(lambda exchange: evaluate_source(tiny.engine(exchange=exchange), nothing))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_item_is_computed_once(size):
-    items = list("abcdefg")
-    found = Ranks(size).run(lambda exchange: list(share(exchange, items)))
+@pytest.mark.parametrize("shares", [(1,), (1, 1), (2, 2), (1, 3), (5, 1, 2)])
+def test_every_item_is_computed_once_by_ranks_in_turn(shares):
+    items = list("abcdefghijklm")
+    found = [list(share(rank, shares, items)) for rank in range(len(shares))]
     assert sorted(pair for part in found for pair in part) == list(enumerate(items))
+    step = items[: sum(shares)]
+    assert tuple(len(list(share(rank, shares, step))) for rank in range(len(shares))) == shares
+    first = [next(share(rank, shares, items))[0] for rank in range(len(shares))]
+    assert max(first) < 2 * len(shares)  # so that a short step does not leave a rank idle
+
+
+def test_pieces_cover_the_adapter_from_the_last_layer_down(tiny):
+    layout = tiny.engine().adapter.layout
+    for piece_bytes in (256, 1024, 1 << 20):
+        pieces = pieces_of(layout, piece_bytes)
+        assert [pieces[0].stop, pieces[-1].start] == [layout.size, 0]
+        assert all(a.start == b.stop and a.layer >= b.layer for a, b in pairwise(pieces))
+        for piece in pieces:
+            inside = {
+                layer for (layer, _), g in layout.groups.items() if piece.start <= g.paths[0].a.start < piece.stop
+            }
+            assert all(layer >= piece.layer for layer in inside)
+            for size in (1, 2, 3, 7):
+                parts = [piece.part(rank, size) for rank in range(size)]
+                assert [parts[0][0], parts[-1][1]] == [piece.start, piece.stop]
+                assert all(a[1] == b[0] and a[0] % 64 == 0 for a, b in pairwise(parts))
+    assert len(pieces_of(layout, 1024)) > 4 and len(pieces_of(layout, 1 << 20)) == 1
+
+
+@pytest.mark.parametrize("shares", [(1, 3), (2, 1, 1)])
+def test_unequal_shares_leave_the_mathematics_as_it_is(tiny, shares):
+    batches = micro_batches()
+    options = {"dropout": 0.2, "seed": 5, "steps": 3}
+    (alone,) = step_on_ranks(tiny, 1, batches, **options)
+    ranks = step_on_ranks(tiny, len(shares), batches, shares=shares, **options)
+    for _, loss, norm, state, _ in ranks:
+        assert loss == pytest.approx(alone[1], rel=1e-6) and norm == pytest.approx(alone[2], rel=1e-5)
+        assert same(state, ranks[0][3])
+        for name, value in state["params"].items():
+            update, wanted = value - tiny.tensors[name], alone[3]["params"][name] - tiny.tensors[name]
+            assert relative_error(update, wanted) < 1e-4, name
+
+
+def test_moments_of_all_ranks_go_back_to_their_owners(tiny):
+    def work(exchange):
+        engine = tiny.engine(exchange=exchange, piece_bytes=1024)
+        engine.step(micro_batches(), 1, 1e-3)
+        before = state_of(engine)
+        other = tiny.engine(exchange=exchange, piece_bytes=512)  # other pieces, so other shards
+        for part in STATE:
+            other.load(part, before[part])
+        return same(before, state_of(other)), engine.adapter.m.size
+
+    found = Ranks(3).run(work)
+    assert all(equal for equal, _ in found)
+    assert sum(size for _, size in found) == tiny.engine().adapter.layout.size
 
 
 # Whole runs
@@ -153,7 +207,7 @@ def config_of(folder, data, **keys):
         "datasets": [{"path": str(data)}],
         "val_set_size": 3,
         "eval_steps": 2,
-        "gradient_accumulation_steps": 3,
+        "micro_batches_per_rank": [3],
         "lora_dropout": 0.1,
         "max_steps": 5,
         "save_steps": 2,
@@ -162,11 +216,13 @@ def config_of(folder, data, **keys):
     return write_config(folder, **(defaults | keys))
 
 
-def run_on_ranks(tmp_path, runs, data, kinds, **keys):
+def run_on_ranks(tmp_path, runs, data, kinds, resume=None, **keys):
+    """Three micro-batches a step, as in a run of one process. `resume`: as for Runs.trainer."""
+    keys = {"micro_batches_per_rank": [2, 1]} | keys
     configs = [config_of(tmp_path / f"rank{n}", data, **keys) for n in range(len(kinds))]
 
     def work(exchange):
-        trainer = runs.trainer(configs[exchange.rank], kind=kinds[exchange.rank], exchange=exchange)
+        trainer = runs.trainer(configs[exchange.rank], resume, kind=kinds[exchange.rank], exchange=exchange)
         return trainer.train(), trainer.engine.tensors(), trainer.state
 
     return Ranks(len(kinds)).run(work)
@@ -185,7 +241,7 @@ def test_a_run_of_two_ranks_is_that_of_one_and_one_of_them_writes(tmp_path, runs
         tmp_path, runs, data, [trainer_module.Trainer] * 2
     )
     folder = tmp_path / "rank0" / "out"
-    assert code == other_code == 0 and standing == follows
+    assert code == other_code == 0 and replace(standing, logged=0) == follows  # one of them counts records
     assert all(np.array_equal(t, other[name]) for name, t in tensors.items())
     assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
     for key in ("base_eval_loss", "eval_loss", "eval_tokens", "epoch"):
@@ -213,3 +269,19 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path, runs, data, m
     found = run_on_ranks(tmp_path, runs, data, [trainer_module.Trainer, Stopped])
     assert [(code, standing.step) for code, _, standing in found] == [(143, 3)] * 2
     assert (tmp_path / "rank0" / "out" / "checkpoint-3").is_dir() and not (tmp_path / "rank1" / "out").exists()
+
+
+def test_a_resumed_run_of_two_ranks_is_bit_equal(tmp_path, runs, data):
+    """The other rank has no checkpoint on its own disk; the moments that the first one saved are those of both."""
+    kinds = [trainer_module.Trainer] * 2
+    keys = {"lr_scheduler": "constant", "save_steps": 1}
+    ((_, whole, state), _) = run_on_ranks(tmp_path / "whole", runs, data, kinds, **keys)
+    run_on_ranks(tmp_path / "cut", runs, data, kinds, max_steps=2, **keys)
+    checkpoint = str(tmp_path / "cut" / "rank0" / "out" / "checkpoint-2")
+    found = run_on_ranks(tmp_path / "cut", runs, data, kinds, resume=checkpoint, **keys)
+    for _, tensors, standing in found:
+        assert replace(standing, logged=0) == replace(state, logged=0)
+        assert all(np.array_equal(t, whole[name]) for name, t in tensors.items())
+    names = ("adapter_model.safetensors", "optimizer.safetensors")
+    last = [tmp_path / run / "rank0" / "out" / "checkpoint-5" for run in ("whole", "cut")]
+    assert all(len({(folder / name).read_bytes() for folder in last}) == 1 for name in names)

@@ -144,7 +144,7 @@ BLOCK_CONFIGS = {"llama": {}, "norms before the residual add": {"norms": OUT_NOR
 
 def in_blocks(engine, rows) -> int:
     """How many blocks of rows the feed-forward half of a layer runs in."""
-    records = engine.plan("train", rows).plan.sections["forward"]
+    records = engine.plan("train", rows).plan.sections["forward 0"]
     return sum(record.label == "layers.0/gate:forward" for record in records)
 
 

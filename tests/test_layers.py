@@ -19,7 +19,7 @@ LAYERS = (
     ("files", "guard"),
     ("families", "gpu"),
     ("chat", "lora", "ops", "tokenizer"),
-    ("optim", "weights"),
+    ("mpi", "optim", "weights"),
     ("data",),
     ("config",),
     ("model",),

@@ -57,7 +57,7 @@ def write_config(folder: Path, **keys) -> Path:
 
 def shared_main(monkeypatch, device, kernels):
     """The `train` command's main on the session's device, with its kernels compiled already."""
-    monkeypatch.setattr(command, "open_device", lambda choice: device)
+    monkeypatch.setattr(command, "open_device", lambda *_, **__: device)
     monkeypatch.setattr(command, "build_engine", partial(build_engine, kernels=kernels))
     return command.main
 
@@ -86,7 +86,8 @@ class Runs:
         loaded = load_config(config)
         path = checkpoint_to_resume(Path(loaded.output_dir), resume)
         snapshot = load_snapshot(path) if path else None
-        run = prepare(loaded, today=today_of(snapshot) if snapshot else None)
+        ranks = exchange.size if exchange else 1
+        run = prepare(loaded, today=today_of(snapshot) if snapshot else None, ranks=ranks)
         if snapshot:
             check_same_run(run, snapshot, path)
         return kind(run, build_engine(run, self.device, self.kernels, exchange), snapshot)

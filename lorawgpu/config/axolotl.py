@@ -117,6 +117,22 @@ MISSING = _by_name({
         resume_from_checkpoint auto_resume_from_checkpoints""",
 })  # fmt: skip
 
+# The same of the keys of a data set.
+DATA_WITHOUT_EFFECT = _by_name({
+    "data are read as they are": "trust_remote_code preprocess_shards conversation ds_type",
+})  # fmt: skip
+DATA_MISSING = _by_name({
+    "training on preferences or rewards; only supervised fine-tuning is here": """
+        field_chosen field_rejected field_prompt field_label step_separator max_completion_length
+        train_on_last_step_only logprobs_field temperature""",
+    "a part of a data set; save what you want as a file, and give that as path": """
+        name revision data_files shards shards_idx""",
+    "this change of the data; write it into the data": """
+        input_transform input_format message_field_training_detail field_human field_model format no_input_format
+        system_prompt system_format""",
+    "a template for one data set; set it for all, outside of datasets": "chat_template chat_template_jinja",
+})  # fmt: skip
+
 # Values that ask for nothing more than what is here, besides an empty value and false.
 HARMLESS = {
     "dp_shard_size": 1, "dp_replicate_size": 1, "tensor_parallel_size": 1, "context_parallel_size": 1,

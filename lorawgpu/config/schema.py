@@ -123,7 +123,11 @@ class TrainConfig(Section):
     micro_batch_size: Count = 1
     """Samples per forward and backward pass."""
     gradient_accumulation_steps: Count = 1
-    """Micro-batches per optimizer step."""
+    """Micro-batches per optimizer step, of each process (docs/scale-out.md)."""
+    micro_batches_per_rank: Annotated[list[Count], Field(min_length=1)] | Literal["auto"] | None = None
+    """With several processes: micro-batches per step of each one, instead; `auto` measures each device once."""
+    exchange_timeout_s: Annotated[Positive, Field(ge=1, le=MAX_COUNT)] = 120.0
+    """End the job if a process is silent for this long during a step."""
     num_epochs: Annotated[Positive, Field(le=10_000)] = 1.0
     """Passes over the data; may be fractional."""
     max_steps: Count | None = None

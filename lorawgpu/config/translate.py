@@ -10,6 +10,7 @@ from typing import Any
 
 from lorawgpu.config.axolotl import HARMLESS, MISSING, WITHOUT_EFFECT
 from lorawgpu.config.source import ConfigProblem, Location
+from lorawgpu.config.translate_data import translate_data_sets
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def translate(data: dict[str, Any], lines: dict[Location, int], own: Sequence[st
     for key, convert in CONVERT.items():
         if key in data:
             convert(t, data[key])
+    for key in ("datasets", "test_datasets"):
+        foreign += translate_data_sets(t, key)
     if foreign:
         t.notes += _other_defaults(data)
         if t.full or not asked_for_lora:

@@ -1,13 +1,15 @@
 """The types of config values with their error messages, and the entries of `datasets`."""
 
 import re
+from dataclasses import fields
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
-from lorawgpu.data.formats import ALIASES, FORMATS, check_type
+from lorawgpu.data.formats import ALIASES, FORMATS, ROLES, check_type
+from lorawgpu.data.renaming import Renaming
 from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.weights.options import CHOICES, check_options
 
@@ -100,6 +102,7 @@ ModelOverrides = Annotated[
     BeforeValidator(check_options),
     Field(json_schema_extra={"properties": {key: {"enum": list(values)} for key, values in CHOICES.items()}}),
 ]
+Roles = Annotated[list[Literal[ROLES]], BeforeValidator(as_list)]
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
 
@@ -126,8 +129,46 @@ class DataSet(Section):
     split: Annotated[str, Field(min_length=1)] | None = None
     """Of a folder or hub data set, by the names of its files; by default `train`, and for `test_datasets` `validation`,
     else `test`."""
+    field_messages: str | None = None
+    """The key of the conversation in a record, instead of `messages`."""
+    message_property_mappings: dict[str, str] = {}
+    """The keys of a message, as `{role: from, content: value}`."""
+    roles: dict[str, list[str]] = {}
+    """What the data call the roles, as `{user: [human], assistant: [bot]}`, besides the usual names."""
+    drop_system_message: Flag = False
+    """Leave out system messages."""
+    roles_to_train: Roles | None = None
+    """As the key of this name for all data sets."""
+    train_on_eos: Literal["turn", "all", "last", "none"] = "turn"
+    """Which ends of turns carry loss: of the turns to train, of all, of the last one, or none."""
+    message_field_training: str | None = None
+    """The key of a message that says whether to train on it, instead of `train`."""
+    field_thinking: str | None = None
+    """The key of a message's reasoning, instead of `reasoning_content`."""
+    template_thinking_key: str | None = None
+    """The name by which the chat template reads the reasoning."""
+    split_thinking: Flag = False
+    """Take `<think>...</think>` at the start of an answer as its reasoning."""
+    field_instruction: str | None = None
+    field_input: str | None = None
+    field_output: str | None = None
+    field_system: str | None = None
+    field_tools: str | None = None
+    field: str | None = None
+    """The key of the text, instead of `text`."""
     weight: Annotated[Number, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
     """How many times per epoch each sample is used."""
 
+    def renaming(self) -> Renaming | None:
+        """The names of the keys in the data, None if they are ours."""
+        values = {key: value for key, value in self.model_dump().items() if key in RENAMING and value}
+        for key in ("message_property_mappings", "roles"):
+            if key in values:
+                values[key] = tuple(getattr(self, key).items())
+        if "roles" in values:
+            values["roles"] = tuple((theirs, ours) for ours, names in values["roles"] for theirs in names)
+        return Renaming(**values) if values else None
 
+
+RENAMING = {f.name for f in fields(Renaming)}
 DataSets = Annotated[list[Annotated[DataSet, BeforeValidator(_data_set)]], BeforeValidator(_data_sets)]

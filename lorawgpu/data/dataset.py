@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from lorawgpu.data.file_notes import left_out, read_twice
 from lorawgpu.data.find_files import files_to_evaluate, files_to_train
 from lorawgpu.data.formats import SourceLine, check_type, detect_type
 from lorawgpu.data.read_files import BadLine, parse, read
+from lorawgpu.data.renaming import Renaming
 from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import Counts, StoreWriter, TokenStore
 from lorawgpu.data.workers import encode_files
@@ -43,6 +44,9 @@ class DatasetSpec:
     type: str | None = None
     weight: float = 1.0
     split: str | None = None
+    renaming: Renaming | None = None  # for records with other keys
+    roles_to_train: tuple[str, ...] | None = None  # instead of those of `LoadSettings`
+    train_on_eos: str = EncodeSettings.train_on_eos
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,13 @@ def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path] | N
 
 
 def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path]) -> TokenStore:
-    declared = None if spec.type is None else check_type(spec.type)
+    declared = check_type(spec.type) if spec.type else spec.renaming and spec.renaming.kind
+    own = {"roles_to_train": spec.roles_to_train} if spec.roles_to_train is not None else {}
+    settings = replace(loading.settings, train_on_eos=spec.train_on_eos, **own)
+    loading = replace(loading, settings=settings)
     kind, first = (declared, None) if declared else _detected(files, loading.skip_bad_lines)
-    encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first)
+    encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first,
+                      spec.renaming)  # fmt: skip
     store = _stored(_digests(files), kind, encoder, loading)
     store.kind = kind
     if not len(store):
@@ -147,7 +155,7 @@ def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path]) -
 
 def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: LoadSettings) -> TokenStore:
     """The store of these files (name: digest), from the cache unless it is missing or corrupt there."""
-    key = _key(list(files.values()), kind, loading)
+    key = _key(list(files.values()), kind, loading, encoder.renaming)
     folder, keep = _store_folder(key, loading)
     if folder.is_dir():
         try:
@@ -251,14 +259,14 @@ def _digests(files: Sequence[Path]) -> dict[str, str]:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
-def _key(digests: Sequence[str], kind: str, loading: LoadSettings) -> str:
+def _key(digests: Sequence[str], kind: str, loading: LoadSettings, renaming: Renaming | None = None) -> str:
     template = loading.template
     template_key = template and [template.source, template.tool_use, template.special_tokens]
     if template and "strftime_now" in f"{template.source}{template.tool_use}":
         template_key.append(template.now.date().isoformat())  # the rendered text has the date
     tokenizer_digest = loading.tokenizer and loading.tokenizer.digest
     how = [ENCODING, kind, asdict(loading.settings), tokenizer_digest, template_key, loading.vocab_size,
-           loading.skip_bad_lines]  # fmt: skip
+           loading.skip_bad_lines, renaming and asdict(renaming)]  # fmt: skip
     return cache.digest(digests, how)
 
 

@@ -1,5 +1,6 @@
 """Encoding one record to token ids and labels: parse, apply the chat template, mask the loss, limit the length."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,11 +10,12 @@ from tokenizers import Encoding
 from lorawgpu.chat.hidden import hidden_kinds
 from lorawgpu.chat.loss_mask import EndOfTurn, TurnLayout, render_with_spans
 from lorawgpu.chat.prompt_check import differs, follows_prompt
-from lorawgpu.chat.spans import answer_tokens, overlapping, spaces_before, special_token_end
+from lorawgpu.chat.spans import Span, answer_tokens, overlapping, spaces_before, special_token_end
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.formats import Chat, Example, SourceLine, Text, Tokens, to_example
 from lorawgpu.data.read_files import Raw, bad_line, parse
+from lorawgpu.data.renaming import Renaming
 from lorawgpu.errors import UserError
 from lorawgpu.tokenizer.hf import Tokenizer
 
@@ -30,6 +32,7 @@ class EncodeSettings:
     excess_length_strategy: str  # truncate, drop or raise
     train_on_inputs: bool
     roles_to_train: tuple[str, ...]
+    train_on_eos: str = "turn"  # or all, last, none: which ends of turns carry loss
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Encoder:
     """Turns records of one type into samples. It pickles, so that each worker process can have one.
 
     `vocab_size`: bound of pre-tokenized ids, None if the model is unknown; `first`: the record that the type was
-    detected from, None if it was declared. NeedsTokenizer if the type needs a tokenizer and there is none.
+    detected from, None if it was declared; `renaming`: for records with other keys. NeedsTokenizer if the type needs a
+    tokenizer and there is none.
     """
 
     def __init__(
@@ -61,11 +65,12 @@ class Encoder:
         template: ChatTemplate | None,
         vocab_size: int | None = None,
         first: SourceLine | None = None,
+        renaming: Renaming | None = None,
     ):
         if tokenizer is None and kind != "pretokenized":
             raise NeedsTokenizer(f"data of type {kind} needs the model's tokenizer, but there is none")
         self.kind, self.settings, self.tokenizer, self.template = kind, settings, tokenizer, template
-        self.vocab_size, self.first = vocab_size, first
+        self.vocab_size, self.first, self.renaming = vocab_size, first, renaming
         self.special_ids = frozenset() if tokenizer is None else tokenizer.special_ids
         self.turn_ends = None if template is None else EndOfTurn(template)
         self.differs = template is not None and differs(template)
@@ -74,7 +79,10 @@ class Encoder:
     def __call__(self, file: str, line: int, raw: Raw) -> Encoded:
         """Encode a raw record. BadLine, naming file and line, if it is malformed or has no target token."""
         source = (file, line)
-        example = to_example(self.kind, parse(file, line, raw), source, self.first)
+        record = parse(file, line, raw)
+        if self.renaming:
+            record = self.renaming.apply(record, self.kind, source)
+        example = to_example(self.kind, record, source, self.first)
         encoded = {Tokens: self._tokens, Text: self._text, Chat: self._chat}[type(example)](example, source)
         if not encoded.sample.targets:
             raise bad_line(*source, _no_targets(example, len(encoded.sample), self.settings))
@@ -141,8 +149,12 @@ class Encoder:
             encoding = self._encode(text, source)
             ids = encoding.ids
             special = partial(special_token_end, encoding, ids, self.special_ids)
-            ends = [self.turn_ends.find(chat.messages, chat.tools, i, span, text, special)
-                    for i, span in zip(chosen, spans, strict=True)]  # fmt: skip
+            find = partial(self.turn_ends.find, chat.messages, chat.tools, text=text, special=special)
+            ends = [find(i, span) for i, span in zip(chosen, spans, strict=True)]
+            closed = ends[-1] if ends else 0
+            other_ends = self._ends_of_other_turns(chat, chosen, find)
+            if not everything:
+                ends = self._trained_ends(chat, chosen, spans, ends)
         except TemplateFailed as error:
             raise bad_line(*source, str(error)) from None
         turns = [answer_tokens(encoding, ids, self.special_ids, (span[0], end))
@@ -154,14 +166,31 @@ class Encoder:
                 labels[first:last] = IGNORE
         else:
             labels = np.full(len(ids), IGNORE, np.int32)
-            for first, last in turns + [spaces_before(text, encoding, span[0]) for span in spans]:
+            turns += [spaces_before(text, encoding, span[0]) for span in spans]
+            turns += [answer_tokens(encoding, ids, self.special_ids, end) for end in other_ends]
+            for first, last in turns:
                 labels[first:last] = ids[first:last]
-        missing_eos = not everything and bool(chosen) and ends[-1] == spans[-1][1]
+        missing_eos = not everything and bool(chosen) and closed == spans[-1][1]
         empty = not everything and any(not text[start:end].strip() for start, end in spans)
         hidden = hidden_kinds(self.template, chat.messages, chat.tools, text) | ({"tools"} if chat.functions else set())
         answered = self.differs and chat.messages[-1]["role"] == "assistant" and len(chat.messages) - 1 in chosen
         other = answered and not follows_prompt(self.template, chat.messages, chat.tools, text, spans[-1][0])
         return Encoded(Sample(ids, labels), False, missing_eos, empty, hidden=hidden, other_prompt=other)
+
+    def _trained_ends(self, chat: Chat, chosen: list[int], spans: list[Span], ends: list[int]) -> list[int]:
+        """The ends of the chosen turns, without what closes a turn where `train_on_eos` leaves it out."""
+        kept = {"none": [], "last": [len(chat.messages) - 1]}.get(self.settings.train_on_eos, chosen)
+        return [end if i in kept else span[1] for i, span, end in zip(chosen, spans, ends, strict=True)]
+
+    def _ends_of_other_turns(self, chat: Chat, chosen: list[int], find: Callable[[int, Span], int]) -> list[Span]:
+        """What closes turns that are not chosen, for `train_on_eos: all`, or `last` of the last turn."""
+        which = {"all": range(len(chat.messages)), "last": [len(chat.messages) - 1]}.get(self.settings.train_on_eos, [])
+        others = [i for i in which if i not in chosen]
+        if not others or self.settings.train_on_inputs:
+            return []
+        _, spans = render_with_spans(self.template, chat.messages, chat.tools, others, self.layouts)
+        found = [(span[1], find(i, span)) for i, span in zip(others, spans, strict=True)]
+        return [span for span in found if span[1] > span[0]]
 
     def _encode(self, text: str, source: SourceLine, add_special: bool = False) -> Encoding:
         try:

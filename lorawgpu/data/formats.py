@@ -231,8 +231,8 @@ FORMATS: dict[str, tuple[tuple[str, ...], Callable[[dict, SourceLine], Example]]
     "pretokenized": (("input_ids",), _pretokenized),
 }
 ALIASES = {
-    "messages": "chat", "chat_template": "chat", "sharegpt": "conversations", "completion": "text",
-    "input_output": "segments", "pretokenised": "pretokenized", "tokens": "pretokenized",
+    "messages": "chat", "chat_template": "chat", "chat_template.default": "chat", "sharegpt": "conversations",
+    "completion": "text", "input_output": "segments", "pretokenised": "pretokenized", "tokens": "pretokenized",
 }  # fmt: skip
 
 

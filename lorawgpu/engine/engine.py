@@ -3,23 +3,24 @@
 A step: begin; accumulate each micro-batch (write step data, forward, head chunks, backward); exchange; update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from lorawgpu.backward.transformer import transformer_backward
+from lorawgpu.backward.transformer import backward_section, transformer_backward
 from lorawgpu.data.batching import MicroBatch
-from lorawgpu.engine.exchange import Exchange, Solo, StepSums, share
+from lorawgpu.engine.exchange import Exchange, Item, Solo, share
 from lorawgpu.engine.objective import CausalLM, Objective, Sections
+from lorawgpu.engine.shards import PIECE_BYTES, Shards
 from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.head import CHUNK_ALIGN, Head, capped_head_forward, section_name
 from lorawgpu.model.rope_tables import RopeTables
-from lorawgpu.model.transformer import infer_forward, transformer_forward
+from lorawgpu.model.transformer import forward_section, infer_forward, transformer_forward
 from lorawgpu.ops.cross_entropy import loss_value
 from lorawgpu.ops.hash import random_key
 from lorawgpu.ops.step import pack_step, step_buffer
@@ -28,6 +29,7 @@ from lorawgpu.optim.adamw import AdamW
 from lorawgpu.weights.device_model import Model
 
 IGNORED = -1  # target id of an unused target row
+GRAD_NORM = "gradient norm"  # its name among the values that may not be finite
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Options:
     checkpointing: bool = False
     attention: str = "flash"
     flops_per_submit: float = float("inf")
+    shares: tuple[int, ...] = ()  # micro-batches of each rank in a full step; () for equal ones
+    piece_bytes: int = PIECE_BYTES  # of the adapter, exchanged at once between ranks
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class Engine:
         self.objective = objective(device, self.batch.target_ids.size)
         self.totals = {name: device.tensor((2,), "u32", name, "step") for name in self.objective.sums}
         self.norm = device.tensor((1,), label="grad norm", kind="step")
+        trained = layout and optimizer and self.exchange.size > 1
+        self.shards = Shards(device, layout, self.exchange, options.piece_bytes) if trained else None
+        layers = self.shards.layers if self.shards else []
+        self._arrivals = {forward_section(layer): layer for layer in layers}
+        self._departures = {backward_section(layer): layer for layer in layers}
         self.adapter = self._adapter(layout, tensors) if layout else None
         self._plans = {}
         if optimizer:
@@ -92,10 +101,12 @@ class Engine:
         self._step = self._record_step()  # last, so that a bad tensor is reported rather than the bad norm it causes
 
     def _adapter(self, layout, tensors) -> AdapterBuffers:
-        def flat(name, kind):
-            return self.device.tensor((layout.size,), label=f"adapter {name}", kind=kind)
+        def flat(name, kind, size=layout.size):
+            return self.device.tensor((size,), label=f"adapter {name}", kind=kind)
 
-        training = [flat(n, "optimizer") for n in ("grads", "m", "v")] if self.optimizer else []
+        own = self.shards.size if self.shards else layout.size
+        moments = [flat(n, "optimizer", own) for n in "mv"] if self.optimizer else []
+        training = [flat("grads", "optimizer"), *moments] if self.optimizer else []
         buffers = AdapterBuffers(layout, flat("params", "adapter"), *training)
         self.device.write(buffers.params, layout.flatten(tensors))
         return buffers
@@ -131,25 +142,29 @@ class Engine:
         if key not in self._plans:
             if not self._plans and rows < self.options.capacity:
                 self.plan(kind, self.options.capacity, adapter)
-            self.work.rewind()
-            plan = Plan(self.device, self.kernels, self.options.flops_per_submit)
-            c = self._context(plan, rows, kind == "train", adapter)
-            record = {"train": self._record_train, "logits": self._record_logits}.get(kind, self._record_forward)
-            totals = None if kind == "base" else self.totals
-            self._plans[key] = Recorded(plan, rows, *record(c, totals))
+            with self.exchange.working():
+                self._plans[key] = self._record(kind, rows, adapter)
         return self._plans[key]
+
+    def _record(self, kind: str, rows: int, adapter: bool) -> Recorded:
+        self.work.rewind()
+        plan = Plan(self.device, self.kernels, self.options.flops_per_submit)
+        c = self._context(plan, rows, kind == "train", adapter)
+        record = {"train": self._record_train, "logits": self._record_logits}.get(kind, self._record_forward)
+        return Recorded(plan, rows, *record(c, None if kind == "base" else self.totals))
 
     def _record_train(self, c, totals) -> tuple[Head, Sections]:
         with c.plan.section("forward"):
             x, saved = transformer_forward(c, self.options.checkpointing)
+        with c.plan.section("clear dx"):  # after the layers, which may have used its buffer
             dx = c.keep(c.hidden, "dx")
             c.plan.clear(dx)
         head = Head.take(c, self.device.max_binding)
         sections = self.objective.record(c, head, x, dx, totals)
         head.give(c)
-        with c.plan.section("backward"):
-            transformer_backward(c, dx, saved, self.options.checkpointing)
-        return head, lambda targets: ["forward", *sections(targets), "backward"]
+        backward = transformer_backward(c, dx, saved, self.options.checkpointing)
+        forward = ["forward", *(forward_section(layer.index) for layer in c.model.layers), "clear dx"]
+        return head, lambda targets: [*forward, *sections(targets), *backward]
 
     def _record_forward(self, c, totals) -> tuple[Head, Sections]:
         with c.plan.section("forward"):
@@ -176,10 +191,19 @@ class Engine:
                 plan.clear(self.adapter.grads)
         with plan.section("update"):
             if self.optimizer:
-                record_id = self.non_finite.id("gradient norm")
-                self.optimizer.record(plan, self.adapter, self.state, self.step_values, self.norm, record_id=record_id)
+                self._record_update(plan)
             end_step(plan, self.state)
         return plan
+
+    def _record_update(self, plan: Plan):
+        adapter, shards = self.adapter, self.shards
+        record_id = self.non_finite.id(GRAD_NORM)
+        if not shards:
+            self.optimizer.record(plan, adapter, self.state, self.step_values, self.norm, record_id=record_id)
+            return
+        params, grads = map(shards.own_views, (adapter.params, adapter.grads))
+        m, v = map(shards.views, (adapter.m, adapter.v))
+        self.optimizer.record_pieces(plan, params, m, v, grads, self.state, self.step_values, self.norm)
 
     def pace(self, flops: float):
         """Split the submits of all plans, present and future, into about `flops` operations each."""
@@ -222,12 +246,16 @@ class Engine:
         """Start an optimizer step or an evaluation: clear gradients, totals and the bad flag."""
         self._step.run("begin")
 
-    def accumulate(self, batch: MicroBatch, step: int = 1, index: int = 0):
-        """Add the gradient of one micro-batch: number `index` (from 0) of optimizer step `step` (from 1)."""
+    def accumulate(self, batch: MicroBatch, step: int = 1, index: int = 0, last: bool = False):
+        """Add the gradient of one micro-batch: number `index` (from 0) of optimizer step `step` (from 1).
+
+        last: whether it is the last one of this process, so that gradients leave for the others as soon as they are
+        complete.
+        """
         if batch.targets:
             if self.options.dropout:
                 self.device.write(self.step_values, pack_step(key=random_key(self.options.seed, step, index)))
-            self._replay("train", batch)
+            self._replay("train", batch, leave=last and self.shards is not None)
 
     def update(self, step: int, lr: float, divisor: int):
         """Divide the accumulated gradient by `divisor`, clip it and apply AdamW. `step` counts from 1."""
@@ -239,21 +267,44 @@ class Engine:
 
         Returns the divisor of the step, its number of target tokens. If it is 0, the step is skipped.
         """
-        if not sum(map(self.objective.divisor, batches)):
+        divisor = sum(map(self.objective.divisor, batches))
+        if not divisor:
             return 0
         self.begin()
-        divisor = 0
-        for index, batch in share(self.exchange, batches):
-            self.accumulate(batch, number, index)
-            divisor += self.objective.divisor(batch)
-        divisor = self.exchange.sum_step(self.sums, divisor)
-        self.update(number, lr, divisor)
+        own = [(index, batch) for index, batch in self.share(batches) if batch.targets]
+        for index, batch in own:
+            self.accumulate(batch, number, index, last=index == own[-1][0])
+        if self.shards:
+            self._update_shards(number, lr, divisor)
+        else:
+            self.update(number, lr, divisor)
         return divisor
 
-    @property
-    def sums(self) -> StepSums:
-        """This device's sums over the micro-batches since `begin`."""
-        return StepSums(self.device, self.adapter.grads, tuple(self.totals.values()), self.state)
+    def share(self, items: Iterable[Item]) -> Iterator[tuple[int, Item]]:
+        """The micro-batches that this process computes of a step or an evaluation, each with its index among all."""
+        return share(self.exchange.rank, self.options.shares or (1,) * self.exchange.size, items)
+
+    def exchange_once(self):
+        """All that the processes exchange in a step, without a step: the adapter stays as it is."""
+        self.settle()
+        self.shards.sum_step(self.adapter.grads, self.state, tuple(self.totals.values()))
+        self.shards.spread(self.adapter.params)
+        self.settle()
+
+    def _update_shards(self, number: int, lr: float, divisor: int):
+        """Sum the gradients of all processes, update the own shard and exchange the new parameters."""
+        self.settle()  # this process may have had no micro-batch
+        sums = self.shards.sum_step(self.adapter.grads, self.state, tuple(self.totals.values()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = np.sqrt(np.float64(sums.squares)).astype(np.float32) / np.float32(divisor)
+        bad, record = sums.bad, sums.record
+        if not np.isfinite(norm):
+            bad, record = True, min(record, self.non_finite.id(GRAD_NORM))
+        self.device.write(self.norm, np.array([norm], np.float32))
+        self.device.write_at(self.state, 0, np.array([bad, record], np.uint32))
+        self.update(number, lr, divisor)
+        if not bad:
+            self.shards.spread(self.adapter.params)
 
     def evaluate(
         self, batch: MicroBatch, adapter: bool = True, submitted: Callable[[float], None] | None = None
@@ -265,14 +316,42 @@ class Engine:
         if batch.targets:
             self._replay("eval", batch, adapter, submitted)
 
-    def _replay(self, kind: str, batch: MicroBatch, adapter: bool = True, submitted=None):
+    def _replay(self, kind: str, batch: MicroBatch, adapter: bool = True, submitted=None, leave: bool = False):
+        if kind != "train":
+            self.settle()
         self.write(batch)
         self.objective.write(batch)
         for recorded in self._passes(kind, batch.capacity, adapter):
-            recorded.plan.run(*recorded.sections(batch.targets), submitted=submitted)
+            if self.shards and kind == "train":
+                self.shards.pace(self.state)
+                self._replay_shards(recorded, batch.targets, leave)
+            else:
+                recorded.plan.run(*recorded.sections(batch.targets), submitted=submitted)
+
+    def _replay_shards(self, recorded: Recorded, targets: int, leave: bool):
+        """Replay a training plan. Before a layer's forward its parameters must have come from the other processes;
+        after its backward, with `leave`, its gradients leave for them."""
+        shards, adapter, waiting = self.shards, self.adapter, []
+        for name in recorded.sections(targets):
+            if (layer := self._arrivals.get(name)) is not None and shards.coming(layer):
+                recorded.plan.run(*waiting)
+                shards.arrive(adapter.params, layer)
+                waiting = []
+            waiting.append(name)
+            if leave and (layer := self._departures.get(name)) is not None:
+                recorded.plan.run(*waiting)
+                shards.leave(adapter.grads, layer)
+                waiting = []
+        recorded.plan.run(*waiting)
+
+    def settle(self):
+        """Wait until the parameters of all processes are here. Called before anything but a step reads them."""
+        if self.shards:
+            self.shards.arrive(self.adapter.params)
 
     def logits(self, batch: MicroBatch, rows: np.ndarray, adapter: bool = True) -> np.ndarray:
         """Logits of `rows` of a micro-batch, float32 [len(rows), V]; without `adapter`, those of the base model."""
+        self.settle()
         self.write(replace(batch, target_rows=rows.astype(np.int32), target_ids=np.zeros(len(rows), np.int32)))
         recorded = self.plan("logits", batch.capacity, adapter)
         recorded.plan.run("forward")
@@ -297,9 +376,20 @@ class Engine:
         return unpack_state(self.device.read(self.state))
 
     def tensors(self, which: str = "params") -> dict:
-        """Adapter tensors by PEFT name: "params", "grads" (the sum over targets), "m" or "v"."""
-        return self.adapter.layout.unflatten(self.device.read(getattr(self.adapter, which)))
+        """Adapter tensors by PEFT name: "params", "grads" (the sum over targets), "m" or "v".
+
+        Several processes must ask together for anything but "params", because each holds only its shard.
+        """
+        self.settle()
+        flat = self.device.read(getattr(self.adapter, which))
+        if self.shards and which != "params":
+            flat = self.shards.gather(self.shards.cut(flat) if which == "grads" else flat)
+        return self.adapter.layout.unflatten(flat)
 
     def load(self, which: str, tensors: dict):
-        """Overwrite adapter tensors; `which` and the keys as in `tensors`."""
-        self.device.write(getattr(self.adapter, which), self.adapter.layout.flatten(tensors))
+        """Overwrite adapter tensors, "params", "m" or "v"; the keys are as in `tensors`."""
+        self.settle()
+        flat = self.adapter.layout.flatten(tensors)
+        if self.shards and which != "params":
+            flat = self.shards.cut(flat)
+        self.device.write(getattr(self.adapter, which), flat)

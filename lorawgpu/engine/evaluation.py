@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from lorawgpu.data.batching import MicroBatch, SampleSet, sequential
 from lorawgpu.engine.engine import Engine
-from lorawgpu.engine.exchange import share
 from lorawgpu.ops.cross_entropy import fixed_point
 
 
@@ -61,7 +60,7 @@ def evaluate_source(
     """
     tokens, watch = 0, Watch(engine, advance) if advance else None
     engine.begin()
-    for _, batch in share(engine.exchange, sequential(source, engine.options.capacity)):
+    for _, batch in engine.share(sequential(source, engine.options.capacity)):
         engine.evaluate(batch, adapter, watch and watch.start(batch, adapter))
         tokens += engine.objective.divisor(batch)
     sums = [fixed_point(engine.device.read(total)) for total in engine.totals.values()]

@@ -57,30 +57,48 @@ def list_adapters() -> list:
     return sorted(found, key=lambda a: _RANK.get(a.info["adapter_type"], 2))
 
 
-def choose_adapter(choice: str, adapters: list):
-    """(adapter, reason) for `auto|cpu|gpu|INDEX|NAME`. UserError if no adapter matches."""
+def choose_adapter(choice: str, adapters: list, local_rank: int = 0):
+    """(adapter, reason) for `auto|cpu|gpu|INDEX|NAME`, or several of these with commas. UserError if none matches.
+
+    local_rank: the number of this process among those of its machine, which take turns at the entries and at the
+    adapters that match them.
+    """
+    if not adapters:
+        raise UserError(f"no GPU adapter found: {INSTALL_HINT}")
+    entries = [choice]
+    if "," in choice and not any(choice.lower() in a.info["device"].lower() for a in adapters):
+        entries = [entry.strip() for entry in choice.split(",")]
+    turn, place = divmod(local_rank, len(entries))
+    entry = entries[place]
+    found, reason = _matching(entry, adapters)
+    turn = turn * entries.count(entry) + entries[:place].count(entry)
+    return found[turn % len(found)], reason + (", which other processes use too" if turn >= len(found) else "")
+
+
+def _matching(choice: str, adapters: list) -> tuple[list, str]:
+    """The adapters of one entry, best first, and why. UserError if there is none."""
     names = [
         f"{i}: {a.info['device']} ({a.info['adapter_type']}, {a.info['backend_type']})" for i, a in enumerate(adapters)
     ]
-    listing = "\n  ".join(names) or "none"
-    is_cpu = [a.info["adapter_type"] == "CPU" for a in adapters]
-    if not adapters:
-        raise UserError(f"no GPU adapter found: {INSTALL_HINT}")
+    listing = "\n  ".join(names)
+    cpus = [a for a in adapters if a.info["adapter_type"] == "CPU"]
+    gpus = [a for a in adapters if a.info["adapter_type"] != "CPU"]
+    # With two backends, Windows lists each GPU twice.
+    gpus = [a for a in gpus if a.info["backend_type"] == gpus[0].info["backend_type"]]
     if choice == "auto":
-        note = "no GPU found, using the CPU, which is slow" if is_cpu[0] else f"the best of {len(adapters)}"
-        return adapters[0], f"device auto: {note}"
+        note = f"the best of {len(adapters)}" if gpus else "no GPU found, using the CPU, which is slow"
+        return gpus or cpus, f"device auto: {note}"
     if choice in ("cpu", "gpu"):
-        for adapter, cpu in zip(adapters, is_cpu, strict=True):
-            if cpu == (choice == "cpu"):
-                return adapter, f"device {choice}"
+        if found := cpus if choice == "cpu" else gpus:
+            return found, f"device {choice}"
         raise UserError(f"device {choice!r}: no such adapter; found\n  {listing}\n{INSTALL_HINT}")
     if choice.isdecimal():
         if int(choice) < len(adapters):
-            return adapters[int(choice)], f"device {choice}"
+            return [adapters[int(choice)]], f"device {choice}"
         raise UserError(f"device {choice!r}: no adapter has that index; found\n  {listing}")
-    for adapter in adapters:
-        if choice.lower() in adapter.info["device"].lower():
-            return adapter, f"device name contains {choice!r}"
+    if found := [a for a in adapters if choice and choice.lower() in a.info["device"].lower()]:
+        found = [a for a in found if a.info["backend_type"] == found[0].info["backend_type"]]
+        return found, f"device name contains {choice!r}"
     raise UserError(f"device {choice!r}: want auto, cpu, gpu, an index or a part of a name of\n  {listing}")
 
 
@@ -224,6 +242,10 @@ class Device:
         dtype = DTYPES[tensor.dtype]
         return np.frombuffer(raw, dtype)[: tensor.size].reshape(tensor.shape).copy()
 
+    def poll(self):
+        """Deliver what the GPU has finished. Does not wait."""
+        self.wgpu._poll(block=False)
+
     def wait(self):
         """Wait until everything submitted so far is done."""
         # A readback waits for the queue; on_submitted_work_done of wgpu-py 0.32 does not match its wgpu-native.
@@ -231,9 +253,13 @@ class Device:
 
 
 def open_device(
-    choice: str | None = None, limits: str | None = None, budget: int | None = None, kind: type[Device] = Device
+    choice: str | None = None,
+    limits: str | None = None,
+    budget: int | None = None,
+    kind: type[Device] = Device,
+    local_rank: int = 0,
 ) -> Device:
-    """Open the adapter named by `choice`, else by LORAWGPU_DEVICE, else "auto".
+    """Open the adapter named by `choice`, else by LORAWGPU_DEVICE, else "auto"; `local_rank`: see `choose_adapter`.
 
     `limits="webgpu"` (or LORAWGPU_LIMITS=webgpu) requests only WebGPU's default limits, to behave as a small device
     does. `budget` caps the GPU bytes allocated. UserError if no adapter matches; DeviceError if the driver refuses.
@@ -244,7 +270,7 @@ def open_device(
         raise UserError(f"LORAWGPU_LIMITS={mode!r}: want adapter or webgpu")
     adapters = list_adapters()
     try:
-        adapter, reason = choose_adapter(choice or from_environment or "auto", adapters)
+        adapter, reason = choose_adapter(choice or from_environment or "auto", adapters, local_rank)
     except UserError as error:
         if from_environment and not choice and adapters:
             error = UserError(f"LORAWGPU_DEVICE: {error}")

@@ -61,8 +61,10 @@ class DryQueue:
         pass
 
 
-def open_dry_device(choice: str | None = None, limits: str | None = None, budget: int | None = None) -> DryDevice:
+def open_dry_device(
+    choice: str | None = None, limits: str | None = None, budget: int | None = None, local_rank: int = 0
+) -> DryDevice:
     """Like `open_device`, for a device that only counts. Without any adapter, it has WebGPU's guaranteed limits."""
     if not list_adapters():
         return DryDevice(NO_ADAPTER, "planned with the limits that WebGPU guarantees", dict(DEFAULT_LIMITS), budget)
-    return open_device(choice, limits, budget, kind=DryDevice)
+    return open_device(choice, limits, budget, kind=DryDevice, local_rank=local_rank)

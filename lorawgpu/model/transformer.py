@@ -13,7 +13,8 @@ def embed(c, x):
 
 
 def transformer_forward(c, checkpointing: bool):
-    """Record embedding and blocks. Returns the last hidden state and, for each layer, what its backward needs.
+    """Record embedding and blocks, each layer in a section of its own. Returns the last hidden state and, for each
+    layer, what its backward needs.
 
     With checkpointing a layer keeps only its input, and all layers share the other buffers.
     """
@@ -21,7 +22,7 @@ def transformer_forward(c, checkpointing: bool):
     shared = SharedSaved(c) if checkpointing else None
     embed(c, x)
     for layer in c.model.layers:
-        with c.plan.scope(f"layers.{layer.index}"):
+        with c.plan.section(forward_section(layer.index)), c.plan.scope(f"layers.{layer.index}"):
             cache = caches.of(layer)
             s = shared.take(layer, cache) if checkpointing else Saved.take(c, layer, cache)
             s.x, s.h = x, take_h(c, layer)
@@ -29,6 +30,11 @@ def transformer_forward(c, checkpointing: bool):
             block_forward(c, layer, s.x, x, s)
             saved.append(s)
     return x, saved
+
+
+def forward_section(layer: int) -> str:
+    """The section of a layer's forward in a training plan, before which its adapter must be there."""
+    return f"forward {layer}"
 
 
 def infer_forward(c, caches=None):

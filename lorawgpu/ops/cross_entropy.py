@@ -52,6 +52,11 @@ def fixed_point(total: np.ndarray) -> int:
     return ((whole ^ 1 << 31) - (1 << 31) << 32) + parts
 
 
+def fixed_point_words(value: int) -> np.ndarray:
+    """The inverse of `fixed_point`: the two words of a total."""
+    return np.array([value >> 32 & 0xFFFFFFFF, value & 0xFFFFFFFF], np.uint32)
+
+
 def loss_value(total: np.ndarray) -> float:
     """The sum in `total`."""
     return fixed_point(total) / 2**32

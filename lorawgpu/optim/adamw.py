@@ -26,13 +26,14 @@ class AdamW(AdamWSettings):
         )
         grads = pieces(adapter.grads)
         grad_norm(plan, norm, partials, grads, step, state, record_id=record_id)
-        for params, m, v, g in zip(pieces(adapter.params), pieces(adapter.m), pieces(adapter.v), grads, strict=True):
+        self.record_pieces(plan, *map(pieces, (adapter.params, adapter.m, adapter.v)), grads, state, step, norm)
+
+    def record_pieces(self, plan, params, m, v, grads, state, step, norm):
+        """Record clip and update of pieces of an adapter, lists of tensors f32 [n]; `norm` f32 [1] is that of all."""
+        for tensors in zip(params, m, v, grads, strict=True):
             adamw_step(
                 plan,
-                params,
-                m,
-                v,
-                g,
+                *tensors,
                 norm,
                 step,
                 state,

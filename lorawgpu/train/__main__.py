@@ -3,6 +3,8 @@
 import json
 import sys
 from argparse import Namespace
+from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 
 from lorawgpu.chat.prompt_check import prompt_note
@@ -12,12 +14,25 @@ from lorawgpu.config.translate import Notes
 from lorawgpu.data.dataset import Data
 from lorawgpu.data.preview import preview_lines
 from lorawgpu.data.workers import start_worker
+from lorawgpu.engine.exchange import Exchange
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import device_errors, open_device, open_dry_device
 from lorawgpu.report.page import write_report
-from lorawgpu.train.resume import check_same_run, load_snapshot, today_of
+from lorawgpu.train.checkpoint import Snapshot
+from lorawgpu.train.ranks import companions, config_values, from_leader, in_turns, require_same, together
+from lorawgpu.train.resume import check_same_run, load_snapshot, software, today_of
 from lorawgpu.train.run_dir import checkpoint_to_resume, claim, why_refused
-from lorawgpu.train.setup import build_engine, load_data, prepare, settle, text_setup_without_weights
+from lorawgpu.train.setup import (
+    Run,
+    build_engine,
+    cache_dir,
+    load_data,
+    prepare,
+    settle,
+    start_digest,
+    text_setup_without_weights,
+)
+from lorawgpu.train.shares import balanced
 from lorawgpu.train.summary import plan_text
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.util.streams import lasting_stdout
@@ -41,7 +56,7 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--json", action="store_true", help="print the preview as JSON lines")
     parser.add_argument("--skip-bad-lines", action="store_true", help="skip bad lines of data, and count and list them")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of the config, for editors")
-    add_device_option(parser)
+    add_device_option(parser, "; several, with commas, for the processes of one machine")
     args = parser.parse_args(argv)
     if args.config is None and not args.schema:
         raise UserError("no config given; wanted CONFIG.yaml (see lorawgpu train --help)")
@@ -58,19 +73,26 @@ def run(argv: list[str]) -> int:
         print(json.dumps(json_schema(), indent=2))
         return 0
     start_worker()
-    config, notes = load_config_and_notes(args.config, args.set)
     again = quoted("lorawgpu", "train", args.config, *(word for key in args.set for word in ("--set", key)))
     if args.preview is not None:
-        code, following = preview(config, args), f"{again} --dry-run"
-    elif args.dry_run:
-        code, following = train(config, args, notes), again
-    else:
-        with claim(Path(config.output_dir)), lasting_stdout():
-            code = train(config, args, notes)
-        following = try_out_command(config.output_dir)
-    if not code:
-        hint(following)
-    return code
+        config, _ = load_config_and_notes(args.config, args.set)
+        preview(config, args)
+        hint(f"{again} --dry-run")
+        return 0
+    with companions() as exchange:
+        config, notes = together(exchange, lambda: load_config_and_notes(args.config, args.set))
+        exchange.set_timeout(config.exchange_timeout_s)
+        require_same(exchange, "versions", software())
+        require_same(exchange, "config", config_values(config))
+        with ExitStack() as stack:
+            if not args.dry_run:
+                claimed = claim(Path(config.output_dir))
+                together(exchange, lambda: stack.enter_context(claimed), exchange.leads)
+                stack.enter_context(lasting_stdout())
+            code = train(config, args, exchange, notes)
+        if not code and exchange.leads:
+            hint(again if args.dry_run else try_out_command(config.output_dir))
+        return code
 
 
 def preview(config: TrainConfig, args: Namespace) -> int:
@@ -96,19 +118,21 @@ def preview_notes(config: TrainConfig, data: Data) -> list[str]:
     return [f"val_set_size holds out {len(data.validation):,} of these samples", *data.notes]
 
 
-def train(config: TrainConfig, args: Namespace, notes: Notes) -> int:
+def train(config: TrainConfig, args: Namespace, exchange: Exchange, notes: Notes) -> int:
     # A dry run writes nothing, so it may plan a new run in a folder that already holds one.
     fresh = args.dry_run and args.resume is None
-    path = None if fresh else checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
-    snapshot = load_snapshot(path) if path else None
-    prepared = prepare(config, args.skip_bad_lines, today_of(snapshot) if snapshot else None, args.dry_run, path)
+    path, snapshot = from_leader(exchange, lambda: (None, None) if fresh else found_checkpoint(config, args))
+    prepared = prepared_in_turns(config, args, exchange, path, snapshot)
     if snapshot:
-        check_same_run(prepared, snapshot, path)
-    device = (open_dry_device if args.dry_run else open_device)(args.device or config.device)
-    with device_errors():
-        prepared = settle(prepared, device)
-    engine = build_engine(prepared, device)
-    trainer = Trainer(prepared, engine, snapshot, Path(args.config))
+        together(exchange, lambda: check_same_run(prepared, snapshot, path))
+    opener = open_dry_device if args.dry_run else open_device
+    device = together(exchange, lambda: opener(args.device or config.device, local_rank=exchange.local_rank))
+    exchange.introduce(device.name)
+    prepared = together(exchange, lambda: settled_on(device, prepared))
+    engine = together(exchange, lambda: build_engine(prepared, device, exchange=exchange))
+    if config.micro_batches_per_rank == "auto" and not args.dry_run:
+        prepared = balanced(prepared, engine, snapshot)
+    trainer = together(exchange, lambda: Trainer(prepared, engine, snapshot, Path(args.config)))
     print(plan_text(trainer.plan), flush=True)
     if lines := notes.lines(sum(tensor.size for tensor in prepared.start.values())):
         print("note     " + "\n         ".join(lines), flush=True)
@@ -120,8 +144,35 @@ def train(config: TrainConfig, args: Namespace, notes: Notes) -> int:
             print(f"note     the real run would be refused: {reason}")
         return 0
     code = trainer.train()
-    write_report_if_possible(prepared.folder)
+    if exchange.leads:
+        write_report_if_possible(prepared.folder)
     return code
+
+
+def found_checkpoint(config: TrainConfig, args: Namespace) -> tuple[Path | None, Snapshot | None]:
+    """Where --resume continues from, and what is there."""
+    path = checkpoint_to_resume(Path(config.output_dir), args.resume, Path(args.config))
+    return path, load_snapshot(path) if path else None
+
+
+def prepared_in_turns(
+    config: TrainConfig, args: Namespace, exchange: Exchange, path: Path | None, snapshot: Snapshot | None
+) -> Run:
+    """Tokenize once on each file system; then the processes compare what they have."""
+    today = today_of(snapshot) if snapshot else None if exchange.size == 1 else from_leader(exchange, datetime.now)
+    prepared = in_turns(
+        exchange,
+        lambda: prepare(config, args.skip_bad_lines, today, args.dry_run, path, exchange.size),
+        cache_dir(config),
+    )
+    if exchange.size > 1:  # the identity waits until the model's files are hashed
+        require_same(exchange, "model, data or adapter", prepared.identity | {"start": start_digest(prepared.start)})
+    return prepared
+
+
+def settled_on(device, prepared: Run) -> Run:
+    with device_errors():
+        return settle(prepared, device)
 
 
 def write_report_if_possible(folder: Path) -> None:

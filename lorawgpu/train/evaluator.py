@@ -31,7 +31,8 @@ class Evaluator:
         """Evaluate the current adapter, or the base model. Raises Stopped after a signal, and has changed nothing."""
         of = " of the base model" if base else ""
         answers, held_out = None, self.run.data.validation
-        with self.progress.paused(EVALUATING):
+        self.engine.settle()  # all processes together: only one of them answers
+        with self.progress.paused(EVALUATING), self.engine.exchange.working():
             if self.samples.prompts:
                 ask = self.samples.base_answers if base else self.samples.answers
                 answers = ask(self._watch(f"sample answers{of}", len(self.samples.prompts)))

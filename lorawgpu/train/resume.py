@@ -5,6 +5,7 @@ import importlib.metadata
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -72,14 +73,20 @@ class TrainerState:
         )
 
 
-def environment(device) -> dict[str, str]:
-    """Whatever may legitimately change rounding: versions, kernels, device and driver."""
+def software() -> dict[str, str]:
+    """The versions that may change rounding or the order of data, and a digest of the kernels."""
     kernels = hashlib.blake2b(digest_size=16)
     for file in sorted(SHADERS.rglob("*.wgsl*")):
         kernels.update(file.read_bytes())
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "wgpu")}
-    own = {"lorawgpu": __version__, "kernels": kernels.hexdigest()}
-    return own | versions | {"device": device.name, "driver": device.driver}
+    return {"lorawgpu": __version__, "kernels": kernels.hexdigest()} | versions
+
+
+def environment(engine: Engine) -> dict[str, Any]:
+    """Whatever may legitimately change rounding: software, devices and drivers, who computes what."""
+    devices, drivers = zip(*engine.exchange.gather([engine.device.name, engine.device.driver]), strict=True)
+    ranks = {"micro_batches_per_rank": list(engine.options.shares)} if engine.exchange.size > 1 else {}
+    return software() | {"device": "; ".join(devices), "driver": "; ".join(drivers)} | ranks
 
 
 def load_snapshot(path: Path) -> Snapshot:
@@ -136,19 +143,19 @@ def restore(engine: Engine, snapshot: Snapshot) -> TrainerState:
     return state
 
 
-def resume_notes(run: Run, snapshot: Snapshot, device) -> list[str]:
+def resume_notes(run: Run, snapshot: Snapshot, engine: Engine) -> list[str]:
     """Why the resumed run will not be bit-identical to an uninterrupted one; empty if it will be."""
     config = {key: value for key, value in run.config.model_dump().items() if key in MUTABLE_ON_RESUME}
     changed = differences({key: snapshot.state["config"].get(key) for key in MUTABLE_ON_RESUME}, config)
-    return changed + differences(snapshot.state["environment"], environment(device))
+    return changed + differences(snapshot.state["environment"], environment(engine))
 
 
 def take_snapshot(run: Run, engine: Engine, state: TrainerState) -> Snapshot:
-    """Read the adapter and its moments back; waits for the GPU."""
+    """Read the adapter and its moments back, from all processes; waits for the GPU."""
     values = state.to_json() | {
         "identity": run.identity,
         "data_files": run.data.files,
-        "environment": environment(engine.device),
+        "environment": environment(engine),
         "config": run.config.model_dump(),
         "today": run.text.template.now.isoformat() if run.text.template else None,
     }

@@ -81,6 +81,7 @@ class Run:
     start: dict[str, np.ndarray]
     longest: int  # tokens of the longest sample, held-out ones included
     model_digest: Later[str]
+    shares: tuple[int, ...] = (1,)  # micro-batches of each process in a full step
 
     @property
     def capacity(self) -> int:
@@ -95,6 +96,7 @@ class Run:
         """What a checkpoint must agree with to be resumed by this run. Waits until the model's files are hashed."""
         wanted = self.config.resume_identity() | adapter_identity(self.lora)
         start = start_digest(self.start) if self.config.start_from else None
+        wanted["gradient_accumulation_steps"] = sum(self.shares)
         return wanted | {"model": self.model_digest.result(), "data": self.data.digest, "adapter": start}
 
 
@@ -128,6 +130,11 @@ def text_setup_without_weights(config: TrainConfig) -> TextSetup:
     return text_setup(config, partial(GuardedTokenizer.from_hf_folder, folder, vocab_size), vocab_size)
 
 
+def cache_dir(config: TrainConfig) -> Path:
+    """The folder of the token cache."""
+    return Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir()
+
+
 def load_data(
     config: TrainConfig,
     text: TextSetup,
@@ -145,14 +152,19 @@ def load_data(
         text.template,
         text.vocab_size,
         skip_bad_lines,
-        Path(config.dataset_prepared_path) if config.dataset_prepared_path else default_cache_dir(),
+        cache_dir(config),
         config.dataset_num_proc or default_workers(text.tokenizer.vocab_size if text.tokenizer else 0),
         purpose,
         read_only,
     )
 
     def specs(sets):
-        return [DatasetSpec(d.path, d.type, d.weight, d.split) for d in sets]
+        return [
+            DatasetSpec(
+                d.path, d.type, d.weight, d.split, d.renaming(),
+                None if d.roles_to_train is None else tuple(d.roles_to_train), d.train_on_eos,
+            ) for d in sets
+        ]  # fmt: skip
 
     try:
         return load(specs(config.datasets), loading, config.val_set_size, config.seed, specs(config.test_datasets))
@@ -166,8 +178,10 @@ def prepare(
     today: datetime | None = None,
     read_only: bool = False,
     resumed: Path | None = None,
+    ranks: int = 1,
 ) -> Run:
-    """Everything that needs no GPU. Raises UserError for a bad model, data set or adapter.
+    """Everything that needs no GPU, for each of `ranks` processes. Raises UserError for a bad model, data set or
+    adapter.
 
     `today`: the date for chat templates that ask for it (default: now). `read_only`: do not write to the token cache.
     `resumed`: the checkpoint that the run continues from.
@@ -191,10 +205,11 @@ def prepare(
     longest = max(int(np.max(s.lengths)) for s in sources if len(s))
     # Packing fills rows up to sequence_len; without it, no row is longer than the longest sample.
     rows = config.sequence_len if config.sample_packing else longest
+    shares = shares_of(config, ranks)
     settings = BatchSettings(
         config.seed,
         config.micro_batch_size,
-        config.gradient_accumulation_steps,
+        sum(shares),
         token_capacity(config.micro_batch_size, rows),
         config.sample_packing,
     )
@@ -207,7 +222,20 @@ def prepare(
         )
     intervals = intervals_of(config, schedule.total_steps, batches.steps(0))
     digest = Later(partial(model_digest, checkpoint))
-    return Run(config, checkpoint, text, data, batches, schedule, intervals, lora, start, longest, digest)
+    return Run(config, checkpoint, text, data, batches, schedule, intervals, lora, start, longest, digest, shares)
+
+
+def shares_of(config: TrainConfig, ranks: int) -> tuple[int, ...]:
+    """Micro-batches of each process in a full step. `auto` begins with equal shares."""
+    per_rank = config.micro_batches_per_rank
+    if not isinstance(per_rank, list):
+        return (config.gradient_accumulation_steps,) * ranks
+    if len(per_rank) != ranks:
+        raise UserError(
+            f"micro_batches_per_rank has {len(per_rank)} entries; wanted {ranks}, one for each process: change it, or "
+            f"start as many processes (mpiexec -n {len(per_rank)} lorawgpu train ...)"
+        )
+    return tuple(per_rank)
 
 
 def _with_options(config: TrainConfig, checkpoint: Checkpoint) -> TrainConfig:
@@ -222,8 +250,8 @@ def settle(run: Run, device) -> Run:
     checkpoint = settled(device, run.checkpoint)
     if checkpoint is run.checkpoint:
         return run
-    identity = run.identity | {"model": model_digest(checkpoint)}
-    return replace(run, config=_with_options(run.config, checkpoint), checkpoint=checkpoint, identity=identity)
+    digest = Later(partial(model_digest, checkpoint))
+    return replace(run, config=_with_options(run.config, checkpoint), checkpoint=checkpoint, model_digest=digest)
 
 
 def total_steps(config: TrainConfig, batches: Batches) -> int:
@@ -311,6 +339,7 @@ def _engine(run: Run, device, model, kernels=None, exchange=None, **changed) -> 
         seed=config.seed,
         checkpointing=config.gradient_checkpointing,
         attention=config.attn_implementation,
+        shares=run.shares,
         flops_per_submit=flops_per_submit(first_rate(device), config.max_dispatch_ms),
     )
     optimizer = AdamW(

@@ -6,6 +6,7 @@ from lorawgpu.gpu.device import ADAPTER_LIMITS
 from lorawgpu.gpu.submit_budget import first_rate
 from lorawgpu.ops.stores import STORES
 from lorawgpu.train.setup import Run
+from lorawgpu.train.shares import exchange_seconds
 from lorawgpu.util.duration import duration
 from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.quantized import QuantizedAtLoad
@@ -20,19 +21,20 @@ def plan_of(run: Run, engine: Engine) -> dict[str, str]:
     """The plan of a run, item by item."""
     device, config = engine.device, run.config
     held = sorted(device.memory.held.items(), key=lambda item: -item[1])
-    return {
+    plan = {
         "device": f"{device.name}, {device.reason}; driver {device.driver}",
         "limits": ", ".join(f"{name} {mib(device.limits[name])}" for name in ADAPTER_LIMITS) + _splits(engine),
         "model": model_text(run.checkpoint),
         "adapter": _adapter(run),
         "data": _data(run),
-        "batches": f"up to {run.capacity} tokens x {config.gradient_accumulation_steps} per step"
+        "batches": f"up to {run.capacity} tokens x {sum(run.shares)} per step"
         + (", packed" if config.sample_packing else f", {config.micro_batch_size} samples each"),
         "steps": f"{run.schedule.total_steps}, {config.lr_scheduler} from {config.learning_rate:g}"
         + (f" after {run.schedule.warmup_steps} of warmup" if run.schedule.warmup_steps else ""),
         "memory": f"{mib(device.memory.total)} on the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
         "submits": _submits(run, engine),
-    } | ({"note": "; ".join(notes)} if (notes := notes_of(run)) else {})
+    }
+    return plan | _ranks(run, engine) | ({"note": "; ".join(notes)} if (notes := notes_of(run)) else {})
 
 
 def notes_of(run: Run) -> list[str]:
@@ -43,6 +45,20 @@ def notes_of(run: Run) -> list[str]:
     if window := lost_window(run.checkpoint, run.longest):
         notes.append(window)
     return notes
+
+
+def _ranks(run: Run, engine: Engine) -> dict[str, str]:
+    """Who computes what, and what the exchange costs; nothing for one process."""
+    exchange = engine.exchange
+    if exchange.size == 1:
+        return {}
+    shares = zip(exchange.names, run.shares, strict=True)
+    who = [f"{name}: {share} of {sum(run.shares)} micro-batches" for name, share in shares]
+    text = f"{mib(engine.shards.nbytes)} leave each rank in a step"
+    if not engine.device.dry:
+        text += f", {exchange_seconds(engine) * 1000:,.1f} ms if nothing were computed meanwhile"
+    step = run.capacity * sum(run.shares)
+    return {"ranks": f"{exchange.size}, up to {step:,} tokens a step; " + "; ".join(who), "exchange": text}
 
 
 def plan_text(plan: dict[str, str]) -> str:
@@ -113,7 +129,7 @@ def _evaluations(run: Run) -> str:
 def _submits(run: Run, engine: Engine) -> str:
     recorded = engine.plan("train", run.capacity)
     flops = recorded.flops(run.capacity)
-    count, step = max(1, round(flops / recorded.plan.flops_per_submit)), flops * run.config.gradient_accumulation_steps
+    count, step = max(1, round(flops / recorded.plan.flops_per_submit)), flops * run.shares[engine.exchange.rank]
     seconds, steps = step / first_rate(engine.device), run.schedule.total_steps
     return (
         f"about {count} per micro-batch, each within {run.config.max_dispatch_ms:g} ms; a full step is {step:.2g} "

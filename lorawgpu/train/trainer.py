@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -14,12 +15,11 @@ from lorawgpu.data.prefetch import Prefetch
 from lorawgpu.data.source_lines import describe_lines
 from lorawgpu.engine.engine import Engine
 from lorawgpu.engine.evaluation import Evaluation
-from lorawgpu.engine.exchange import share
 from lorawgpu.errors import CheckFailed, DeviceError, UserError, explain
 from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
-from lorawgpu.train.checkpoint import newest_checkpoint, prune_checkpoints, save_checkpoint
+from lorawgpu.train.checkpoint import Snapshot, newest_checkpoint, prune_checkpoints, save_checkpoint
 from lorawgpu.train.evaluator import Evaluator, Stopped
 from lorawgpu.train.final_adapter import save_final, try_out
 from lorawgpu.train.interrupt import Interrupts, exit_code
@@ -44,17 +44,24 @@ class Trainer:
     def __init__(self, run: Run, engine: Engine, snapshot=None, config_path: Path | None = None):
         self.run, self.engine, self.config, self.config_path = run, engine, run.config, config_path
         self.exchange = engine.exchange
-        self.notes = resume_notes(run, snapshot, engine.device) if snapshot else []
+        self.snapshot = snapshot
         with device_errors():
             self.state = restore(engine, snapshot) if snapshot else TrainerState()
             self.reader, self.samples = LateReader(engine), Samples(run, engine)
         self.evaluates = bool(self.config.sample_prompts) or run.data.validation is not None
-        self.plan = plan_of(run, engine)  # last, when everything is on the device
+        self._plan: dict[str, str] | None = None
         self.saved: Path | None = None  # the last checkpoint that this process wrote
         self.saved_at = self.state.step  # step of the last checkpoint
         self.pending_samples: dict[int, np.ndarray] = {}  # by step, until the step is reported
         self.work = 0.0  # operations since the last wait for the GPU
         self.since = time.perf_counter()
+
+    @property
+    def plan(self) -> dict[str, str]:
+        """What the run will do. All processes must ask for it together: it measures their exchange."""
+        if self._plan is None:
+            self._plan = plan_of(self.run, self.engine)
+        return self._plan
 
     def train(self) -> int:
         """Train to the end, or to the first Ctrl-C or SIGTERM. Returns the exit code.
@@ -93,6 +100,7 @@ class Trainer:
     def _open_progress(self, folder: Path) -> Progress:
         """Open the log and the progress line; sets `base`, the base model's held-out loss, if it is logged."""
         self.base, total = None, self.run.schedule.total_steps
+        plan, notes = self.plan, resume_notes(self.run, self.snapshot, self.engine) if self.snapshot else []
         if not self.exchange.leads:
             return Progress(NoLog(), total, self.state.step, open(os.devnull, "w"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,13 +108,13 @@ class Trainer:
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
         log = MetricsLog(folder / METRICS_FILE, self.state.step or None, loggers)
         kept.append(missing_records(folder / METRICS_FILE, log.records, self.state))
-        start = {"started": now()} if self.state.step else {"plan": self.plan, "total_steps": total, "started": now()}
+        start = {"started": now()} if self.state.step else {"plan": plan, "total_steps": total, "started": now()}
         log.write(self.state.step, **start)
         self.base = base_loss(folder / METRICS_FILE)
         progress = Progress(log, total, self.state.step, evaluations_left=self._evaluations_left)
         if why_over(self.run, self.state):
             progress.message("already finished; saving and checking its adapter again")
-        notes = [f"resumed run will not be bit-identical: {note}" for note in self.notes]
+        notes = [f"resumed run will not be bit-identical: {note}" for note in notes]
         for note in filter(None, kept + notes):
             progress.message(f"note: {note}")
         return progress
@@ -124,7 +132,7 @@ class Trainer:
             self._save()
 
     def _steps(self, interrupts: Interrupts) -> None:
-        with Prefetch(self.run.batches.step_batches(self.state.data)) as batches:
+        with Prefetch(self.run.batches.step_batches(self.state.data)) as batches, self.exchange.judged(self._fallback):
             while not self._finished():
                 with self.progress.waiting():
                     batch = next(batches)
@@ -137,7 +145,7 @@ class Trainer:
 
     def _signal(self, interrupts: Interrupts) -> int:
         """The signal that stops the run, whichever process received it, or 0."""
-        return max(signum for (signum,) in self.exchange.gather((interrupts.signum or 0,)))
+        return self.exchange.agree(interrupts.signum or 0)
 
     def _step(self, batch: StepBatch) -> None:
         state, intervals = self.state, self.run.intervals
@@ -145,7 +153,7 @@ class Trainer:
         state.step += 1
         divisor = self.engine.step(batch.micro_batches, state.step, lr)
         if divisor:
-            self.work += sum(self.engine.flops(own) for _, own in share(self.exchange, batch.micro_batches))
+            self.work += sum(self.engine.flops(own) for _, own in self.engine.share(batch.micro_batches))
             self.pending_samples[state.step] = batch.samples
             self._note(self.reader.push(state.step))
         else:
@@ -280,24 +288,24 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint and prune old ones. Raises CheckFailed, and touches nothing, if the model is broken."""
-        with self.progress.paused(SAVING), busy("saving a checkpoint"):
+        with self.progress.paused(SAVING), self.exchange.working(), busy("saving a checkpoint"):
             well = self._going_well()
             _, finite = try_out(self.run, self.engine)
-            if not all(fine for (fine,) in self.exchange.gather((int(finite),))):
+            if not all(self.exchange.gather(finite)):
                 raise CheckFailed(
                     f"step {self.state.step} not saved: with its adapter, the model computes values that are not "
                     f"finite{self._non_finite_now()}. {self._remedy()}. {self._fallback()}"
                 )
+            self.progress.log.sync()
+            self.state.logged = self.progress.log.records
+            snapshot = take_snapshot(self.run, self.engine, self.state)
             if self.exchange.leads:
-                self._write_checkpoint(prune=well)
+                self._write_checkpoint(snapshot, prune=well)
             self.saved = self.run.folder / checkpoint_name(self.state.step)
             self.saved_at = self.state.step
         self.work, self.since = 0.0, time.perf_counter()
 
-    def _write_checkpoint(self, prune: bool) -> None:
-        self.progress.log.sync()
-        self.state.logged = self.progress.log.records
-        snapshot = take_snapshot(self.run, self.engine, self.state)
+    def _write_checkpoint(self, snapshot: Snapshot, prune: bool) -> None:
         try:
             save_checkpoint(self.run.folder, snapshot, self.run.checkpoint.name)
         except CheckFailed as error:
@@ -317,6 +325,10 @@ class Trainer:
         return f"The last good checkpoint is {saved}; --resume continues from it."
 
     def _notice(self, signal_name: str) -> None:
+        def alone() -> str:
+            return f"{signal_name}: the ranks did not agree to stop in time, so nothing was saved. {self._fallback()}"
+
+        self.exchange.signalled(alone, exit_code(signal.Signals[signal_name]))
         if self.exchange.leads:
             text = f"{signal_name}: finishing this step and saving; send it again to exit at once"
             print(text, file=sys.stderr, flush=True)

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "use_dora": "test_errors.py",
     "it has to match whole paths": "test_adapter_start.py",
     "choose a token that is there": "test_tokenizer.py: special_tokens that the vocabulary lacks",
+    "name it in `roles`": "test_renaming.py",
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
     "is of the split": "test_splits.py",
@@ -40,6 +41,9 @@ ELSEWHERE = {
     "codes that are not ternary": "test_bitnet_gguf.py",
     "its scale is": "test_bitnet_gguf.py",
     # Messages that need a whole run, a missing library, or a network
+    "an MPI launcher started this process": "test_ranks.py",
+    "the launcher started {": "test_ranks.py",
+    "the ranks differ in their": "test_ranks.py",
     "made by another run": "test_resume.py",
     "steps: raise max_steps": "test_resume.py: a run made shorter than its checkpoint",
     "another run is using": "test_resume.py",

@@ -55,6 +55,7 @@ def cut(name):
 
 
 CASES = {
+    "shares of other ranks": (option("--set", "micro_batches_per_rank=[1, 2]"), "has 2 entries; wanted 1"),
     "a folder of test files alone": (only_tests, "no file to train on, only test.jsonl: name one as `path`"),
     "a config that is data": (partial(config, content=b"a: 1\n" * (1 << 18)), "larger than 1,048,576 bytes"),
     "a config not in UTF-8": (partial(config, content=b"a: \xff\n"), "not UTF-8 at byte 3: save the file as UTF-8"),

@@ -1,0 +1,1 @@
+"""Several processes that train one adapter together, connected by MPI (mpi4py, the extra `mpi`)."""
