@@ -250,11 +250,7 @@ def test_a_config_as_axolotl_publishes_them_plans_with_one_note(tmp_path, monkey
     records = [{"instruction": f"Count to {i}.", "input": "", "output": "1 2 3"} for i in range(40)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     keys = yaml.safe_load(LORA_1B) | (yaml.safe_load(more) or {})
-    keys |= {
-        "base_model": "model",
-        "datasets": [{"path": "d.jsonl", "type": "alpaca"}],
-        "output_dir": "outputs/lora",
-    }
+    keys |= {"base_model": "model", "datasets": [{"path": "d.jsonl", "type": "alpaca"}], "output_dir": "outputs/lora"}
     (tmp_path / "lora-1b.yml").write_text(yaml.safe_dump(keys))
     assert main(["train", "lora-1b.yml", "--dry-run", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
