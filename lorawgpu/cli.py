@@ -13,6 +13,7 @@ from lorawgpu.util.streams import STDOUT, guarded, open_closed, print_anything
 from lorawgpu.util.suggest import nearest
 
 COMMANDS = {
+    "init": "write a starter config for a model and a data file",
     "train": "fine-tune a model as described by a YAML file",
     "generate": "generate text with a model and an adapter",
     "evaluate": "loss and perplexity on a file",
@@ -115,6 +116,14 @@ def hint(text: str) -> None:
 def quoted(*words: object) -> str:
     """Words as a command line shows them, in quotes where a shell would split them."""
     return " ".join(f'"{word}"' if re.search(r"[^\w./:\\=~+-]", str(word)) else str(word) for word in words)
+
+
+def try_out_command(adapter: object) -> str:
+    """How to see what an adapter does."""
+    return quoted("lorawgpu", "generate", "--adapter", adapter, "--compare", "--prompt", "...")
+
+
+START = "lorawgpu init --model M --data FILE"  # the next command of those that need no adapter
 
 
 def _dispatch(argv: list[str]) -> int:

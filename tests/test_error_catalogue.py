@@ -31,7 +31,9 @@ def test_a_mistake_is_one_clear_message(tmp_path, capsys, monkeypatch, name):
     assert cli.main([str(part) for part in build(tmp_path)]) == 2
     out, PRINTED[name] = capsys.readouterr()
     err = PRINTED[name]
-    assert out == "" and err.startswith("error: ") and err.count("\nerror: ") == 0 and "Traceback" not in err
+    notes = err[: err.index("error: ")].splitlines()
+    assert out == "" and all(line.startswith("note: ") for line in notes) and "Traceback" not in err
+    assert ("\n" + err).count("\nerror: ") == 1
     assert words in err, err
     assert len(err) < 1500
 

@@ -28,7 +28,7 @@ LAYERS = (
     ("generate",),
     ("train",),
     ("api",),
-    ("evaluate", "export", "report", "verify"),
+    ("evaluate", "export", "init", "report", "verify"),
     ("doctor",),
     ("cli",),
     ("__main__",),  # of every command too

@@ -2,12 +2,14 @@
 
 import builtins
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from lorawgpu.families.modules import PER_LAYER_MODULES
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 from lorawgpu.report import __main__ as report
+from lorawgpu.report import page
 from lorawgpu.report.__main__ import write_report
 from lorawgpu.report.adapter import product_norm, read_change
 from lorawgpu.report.charts import line_chart
@@ -27,7 +30,7 @@ from lorawgpu.report.record import read_run
 from lorawgpu.train.metrics import MetricsLog, read_metrics
 from lorawgpu.weights.loader import open_checkpoint
 
-CHARTS = ("loss", "eval-loss", "learning-rate", "grad-norm", "speed", "memory", "adapter")
+CHARTS = ("loss", "perplexity", "learning-rate", "grad-norm", "speed", "memory", "adapter")
 HOSTILE = "<script>alert('x')</script> & \"quoted\""
 
 
@@ -210,6 +213,83 @@ def test_charts_are_the_same_every_time():
     line = [("", "#000", [(1, 2.0), (2, 1.0)])]
     one, two = (line_chart("x", "t", line) for _ in range(2))
     assert one.svg == two.svg and one.svg != line_chart("y", "t", line).svg and one.summary == "from 2 to 1"
+
+
+def two_runs(tmp_path) -> list[Path]:
+    """Runs of 4 steps whose records are known: the second learns faster, and was resumed once."""
+    folders = []
+    for name, rate in (("first", 0.5), ("second", 1.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"lora_r: 4\nlearning_rate: {rate}\ndatasets:\n- path: a.jsonl\n")
+        log = MetricsLog(folder / "metrics.jsonl")
+        log.write(0, total_steps=4, plan={"model": "m"}, started="2026-03-04T10:00:00+00:00")
+        log.write(0, base_eval_loss=3.0)
+        for step in (1, 2):
+            log.write(step, loss=3.0 - rate * step, learning_rate=1e-4, tokens=100 * step, seconds=2.0 * step,
+                      tokens_per_s=50.0, paused_seconds=10.0)  # fmt: skip
+        log.write(2, eval_loss=math.log(5))
+        if name == "second":  # another process: its counters begin at 0
+            log.write(2, started="2026-03-05T10:00:00+00:00")
+            log.write(4, loss=0.5, learning_rate=0, tokens=300, seconds=4.0, tokens_per_s=75.0, paused_seconds=6.0)
+        log.close()
+        folders.append(folder)
+    return folders
+
+
+def test_figures_of_a_run_that_was_resumed_count_all_of_it(tmp_path):
+    """200 tokens in 4 s, then 300 in 4 s: 62.5 a second; 10 s and 6 s were spent on other things."""
+    facts = dict(page.facts(read_run(two_runs(tmp_path)[1])))
+    assert facts["Tokens"] == "500" and facts["Training time"] == "0:00:08" and facts["Tokens/s"] == "62"
+    assert facts["Started"] == "2026-03-04 10:00" and facts["Wall time"] == "0:00:24"
+    assert facts["Perplexity (held out)"] == "20.086 → 5.000 (-75%)"  # e^3 before
+
+
+def test_values_are_shown_on_hover_without_a_script(tmp_path):
+    html = write_report(two_runs(tmp_path)[0]).read_text("utf-8")
+    charts = charts_in(html)
+    titles = re.findall(r"<title>(.*?)</title></rect>", charts["loss"], re.S)
+    assert titles == ["step 0\nheld out: 3", "step 1\ntraining: 2.5", "step 2\ntraining: 2\nheld out: 1.6094"]
+    assert re.findall(r"<title>(.*?)</title></rect>", charts["perplexity"], re.S) == ["step 0\n20.086", "step 2\n5"]
+    assert "<script" not in html and 'aria-label="Loss: training from 2.5 to 2; held out from 3 to 1.609"' in html
+
+
+def test_hover_names_the_step_under_the_pointer():
+    """The strips cover the axes, and each holds the x of its own step."""
+    series = [(step, 1.0 * step) for step in (0, 1, 5, 10)]
+    svg = line_chart("x", "t", [("", "#000", series)]).svg
+    found = re.findall(r'"hover"><rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)".*?<line x1="([\d.]+)"', svg, re.S)
+    spans = [tuple(map(float, group)) for group in found]
+    assert len(spans) == 4 and all(x <= at <= x + width for x, width, at in spans)
+    assert all(abs(a[0] + a[1] - b[0]) < 0.2 for a, b in zip(spans, spans[1:], strict=False))
+    steps = [at for _, _, at in spans]
+    scale = (steps[3] - steps[0]) / 10
+    assert steps == pytest.approx([steps[0] + scale * step for step in (0, 1, 5, 10)], abs=0.1)
+    # the drawn line has the same coordinates: matplotlib writes its points as M x y L x y ...
+    assert re.search(rf"M {steps[0]:.0f}\.?\d* ", svg)
+    many = line_chart("x", "t", [("", "#000", [(step, 1.0) for step in range(10_000)])]).svg
+    assert many.count('class="hover"') <= 300
+
+
+def test_two_runs_side_by_side(tmp_path, capsys):
+    first, second = two_runs(tmp_path)
+    assert report.main([str(first), str(second)]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path == first / "report-second.html" and not (first / "report.html").exists()
+    html = path.read_text("utf-8")
+    assert tuple(charts_in(html)) == tuple(
+        f"{run}-{name}" for run in "ab" for name in ("loss", "perplexity", "learning-rate", "speed")
+    )
+    rows = re.findall(r"<tr><th>(\w+)</th><td>(.*?)</td><td>(.*?)</td></tr>", html.split('id="differences"')[1])
+    assert rows[0] == ("learning_rate", "0.5", "1.0") and "lora_r" not in [row[0] for row in rows]
+    ids = re.findall(r' id="(chart-[^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    # the same axes: both have steps up to 4 and losses from 0.5 to 3
+    axes = [re.findall(r"<!-- (\S+) -->", charts_in(html)[f"{run}-loss"]) for run in "ab"]
+    assert [t for t in axes[0] if t not in ("training", "held", "base")] == [
+        t for t in axes[1] if t not in ("training", "held", "base")
+    ]
+    assert report.main([str(first), str(tmp_path / "none")]) == 2 and "none: no such folder" in capsys.readouterr().err
 
 
 def without_matplotlib(monkeypatch):

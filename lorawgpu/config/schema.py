@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN, FALLBACK
 from lorawgpu.config.other_tools import take_other_names
 from lorawgpu.config.schedule import schedule_options
 from lorawgpu.config.source import (
@@ -68,7 +68,7 @@ class TrainConfig(Section):
     load_in_8bit: Flag = False
     """Quantize the linear layers of a dense model to 8.5 bits a weight as it is loaded (GGML's Q8_0)."""
     load_in_4bit: Flag = False
-    """Or to 4.5 bits (GGML's Q4_0)."""
+    """Or to 4.5 bits (GGML's Q4_0). A folder that another tool quantized to 4 bits is read as it is."""
     bnb_4bit_quant_type: Literal["nf4"] | None = None
     """With load_in_4bit: `nf4` for bitsandbytes' values, which have a larger error at the same size."""
     overrides_of_model_config: ModelOverrides = {}
@@ -100,7 +100,7 @@ class TrainConfig(Section):
     """Folder of the token cache; by default in the user's cache directory."""
     dataset_num_proc: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokenizing processes; by default one per core. The result is the same for any number."""
-    chat_template: Literal[tuple(BUILT_IN)] | None = None
+    chat_template: Literal[tuple(BUILT_IN) + tuple(FALLBACK + name for name in BUILT_IN)] | None = None
     """A built-in chat template instead of the model's own."""
     chat_template_jinja: str | None = None
     """A Jinja file, or the template itself, instead of the model's own."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from lorawgpu.cli import add_device_option, main_of, parser_of
+from lorawgpu.cli import START, add_device_option, hint, main_of, parser_of
 from lorawgpu.doctor.check import Outcome, run_check
 from lorawgpu.doctor.end_to_end import FAMILIES, check_decoding, check_training
 from lorawgpu.doctor.environment import check_memory, machine_facts, short_limits
@@ -115,6 +115,7 @@ def run(argv: list[str]):
         print(f"{len(outcomes)} checks, {len(failed)} failed, {seconds} s")
     if failed:
         raise CheckFailed(advice(failed, device, system))
+    hint(START)
 
 
 main = main_of(run)

@@ -7,7 +7,16 @@ from argparse import Namespace
 from pathlib import Path
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.cli import add_device_option, add_model_options, add_template_kwargs_option, main_of, parser_of
+from lorawgpu.cli import (
+    START,
+    add_device_option,
+    add_model_options,
+    add_template_kwargs_option,
+    hint,
+    main_of,
+    parser_of,
+    try_out_command,
+)
 from lorawgpu.config.model_options import kept_options
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.config.types import MAX_COUNT
@@ -100,6 +109,7 @@ def run(argv: list[str]) -> None:
             result = evaluate_source(engine, source, advance=advance)
     numbers = {"loss": result.loss, "perplexity": result.perplexity, "tokens": result.tokens}
     print(json.dumps({k: v if math.isfinite(v) else None for k, v in numbers.items()}))
+    hint(try_out_command(args.adapter) if args.adapter else START)
 
 
 main = main_of(run)

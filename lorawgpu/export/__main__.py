@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from lorawgpu.cli import add_device_option, add_model_option, hint, main_of, parser_of
+from lorawgpu.cli import add_device_option, add_model_option, hint, main_of, parser_of, quoted, try_out_command
 from lorawgpu.errors import UserError
 from lorawgpu.export import gguf, gguf_merged, merged, mlx, ollama, peft
 from lorawgpu.export.effect import check_effect
@@ -86,8 +86,25 @@ def run(argv: list[str]) -> None:
         print(f"known problems of {form.RUNTIME} with this adapter:" if problems else "notes:")
     for remark in remarks:
         print(f"  - {remark}")
-    if args.to == "ollama":
-        hint(ollama.next_command(out))
+    hint(command_for(form, out, targets, source))
+
+
+def command_for(form, out: Path, targets: dict[str, Path], source: ExportSource) -> str:
+    """How to run an export."""
+    if form is ollama:
+        return ollama.next_command(out)
+    file = next((path for path in targets.values() if path.suffix == ".gguf"), out)
+    if form is gguf_merged:
+        return quoted("llama-cli", "-m", file)
+    if form is gguf:
+        return quoted("llama-cli", "-m", "BASE.gguf", "--lora", file)
+    if form is mlx:
+        return quoted(
+            "mlx_lm.generate", "--model", source.base_name or "BASE", "--adapter-path", out, "--prompt", "..."
+        )
+    if form is merged:
+        return quoted("lorawgpu", "generate", "--model", out, "--prompt", "...")
+    return try_out_command(out)
 
 
 def write(folder: Path, source: ExportSource, form, args: Namespace) -> list[str]:

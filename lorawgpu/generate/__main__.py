@@ -7,7 +7,16 @@ from dataclasses import fields
 
 from lorawgpu.api.model import MAX_NEW_TOKENS, Ended, LoadedModel, load
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.cli import add_device_option, add_model_options, add_template_kwargs_option, main_of, parser_of
+from lorawgpu.cli import (
+    START,
+    add_device_option,
+    add_model_options,
+    add_template_kwargs_option,
+    hint,
+    main_of,
+    parser_of,
+    quoted,
+)
 from lorawgpu.data.workers import start_worker
 from lorawgpu.errors import UserError
 from lorawgpu.generate.prompt_file import Prompt, read_prompts
@@ -195,6 +204,11 @@ def run(argv: list[str]) -> None:
             answer_all(llm, args, prompts, options | {"raw": args.raw})
         else:
             show_sides(llm, turns(args.system, args.prompt), options | {"raw": args.raw}, args.compare)
+    hint(
+        quoted("lorawgpu", "export", "--adapter", args.adapter, "--to", "gguf", "--out", "mine.gguf")
+        if args.adapter
+        else START
+    )
 
 
 main = main_of(run)

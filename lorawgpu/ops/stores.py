@@ -63,7 +63,7 @@ class Store:
         return elements // self.elements * self.block
 
 
-def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16", int8_codes: bool = True) -> Store:
+def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16") -> Store:
     """A store of records of 4 x `block` weights, `words` long (shaders/common/blocks.wgsl, weights/blocks.py)."""
     return Store(
         name,
@@ -76,7 +76,7 @@ def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16",
         adapter_in_transposed=False,  # as for ternary: decoding takes the registers
         random=4,
         scales=scales,
-        int8_codes=int8_codes,
+        int8_codes=scales == "f16",
         unit=unit,
     )
 
@@ -110,5 +110,11 @@ GGML = (
     blocks("iq4_nl", 32, 18, 1 / 67),
     blocks("iq4_xs", 256, 138, 1 / 4980),
 )
-NF4 = blocks("nf4", 64, 36, 1 / 0.53, scales="f32", int8_codes=False)  # bitsandbytes' 4-bit type
-STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML, NF4)}
+NF4 = blocks("nf4", 64, 36, 1 / 0.53, scales="f32")  # bitsandbytes' 4-bit type
+# Codes with a scale and an offset for each group of columns: MLX, GPTQ, AWQ, compressed-tensors. Offsets are products
+# of scales and zero points, so both are in f32, which keeps every value.
+AFFINE = (
+    *(blocks(f"affine4_{n}", n, n // 2 + 8, 1 / 4.6, 7.5 / 4.6, scales="f32") for n in (32, 64, 128)),
+    *(blocks(f"affine8_{n}", n, n + 8, 1 / 74, 127.5 / 74, scales="f32") for n in (32, 64, 128)),
+)
+STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML, NF4, *AFFINE)}

@@ -2,15 +2,18 @@
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lorawgpu.errors import UserError
 from lorawgpu.report.adapter import Adapter
+from lorawgpu.report.hover import Lines, strips
 from lorawgpu.report.record import RunRecord
 
 MIB, GIB = 2**20, 2**30
 BLUE, ORANGE, GRAY, RED = "#2563a8", "#d9762b", "#9aa4b1", "#c22f2f"
+TITLE = "Change of the adapter, by layer"
+MAX_EXPONENT = 200.0  # of a perplexity that a chart can show
 MAX_MARKS = 500  # bad steps that are drawn
 MARKERS_BELOW = 40  # points; shorter series get a marker at each
 STYLE = {
@@ -30,6 +33,7 @@ STYLE = {
 }
 
 Series = list[tuple[int, float]]
+Line = tuple[str, str, Series]  # label, color, values
 
 
 @dataclass(frozen=True)
@@ -42,40 +46,74 @@ class Chart:
     svg: str | None
 
 
-def charts_of(run: RunRecord) -> list[Chart]:
-    """All charts of a run. Raises UserError if matplotlib is not installed."""
+@dataclass(frozen=True)
+class Range:
+    """The axes that the charts of two runs share: their steps, and all values of a chart by its id."""
+
+    steps: int
+    values: dict[str, list[float]]
+
+
+def shared_range(runs: Sequence[RunRecord]) -> Range:
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        for name, _, lines, options in _charts(run):
+            series = [*(series for _, _, series in lines), options.get("level", [])]
+            values.setdefault(name, []).extend(v for one in series for _, v in one if math.isfinite(v))
+    return Range(max(run.steps for run in runs), values)
+
+
+def charts_of(run: RunRecord, prefix: str = "", shared: Range | None = None) -> list[Chart]:
+    """All charts of a run. `prefix`: of their ids; `shared`: the axes of a comparison.
+
+    Raises UserError if matplotlib is not installed.
+    """
+    return [line_chart(name, title, lines, prefix, shared, **options) for name, title, lines, options in _charts(run)]
+
+
+def _charts(run: RunRecord) -> list[tuple[str, str, list[Line], dict]]:
+    """(id, title, lines, options of `line_chart`) of each chart."""
     held_out, base = run.series("eval_loss"), run.series("base_eval_loss")
-    bad = [step for step, _ in run.bad_steps]
     memory = run.series("gpu_bytes")
     unit, size = ("GiB", GIB) if any(value >= GIB for _, value in memory) else ("MiB", MIB)
     memory = [(step, value / size) for step, value in memory]
-    norms = [("", BLUE, run.series("grad_norm"))]
+    losses = [("training", BLUE, run.series("loss")), ("held out", ORANGE, base[:1] + held_out)]
+    bad = [step for step, _ in run.bad_steps]
     return [
-        line_chart("loss", "Training loss", [("training", BLUE, run.series("loss"))], marks=bad),
-        line_chart("eval-loss", "Held-out loss", [("held out", ORANGE, base + held_out)], level=base),
-        line_chart("learning-rate", "Learning rate", [("", BLUE, run.series("learning_rate"))], zero=True),
-        line_chart("grad-norm", "Gradient norm, before clipping", norms, logarithmic=True),
-        line_chart("speed", "Tokens per second", [("", BLUE, run.series("tokens_per_s"))], zero=True),
-        line_chart("memory", f"GPU memory, {unit}", [("", BLUE, memory)], zero=True),
+        ("loss", "Loss", losses, {"marks": bad, "level": base[:1]}),
+        ("perplexity", "Perplexity of held-out data", [("", ORANGE, perplexities(base[:1] + held_out))], {"log": True}),
+        ("learning-rate", "Learning rate", [("", BLUE, run.series("learning_rate"))], {"zero": True}),
+        ("grad-norm", "Gradient norm, before clipping", [("", BLUE, run.series("grad_norm"))], {"log": True}),
+        ("speed", "Tokens per second", [("", BLUE, run.series("tokens_per_s"))], {"zero": True}),
+        ("memory", f"GPU memory, {unit}", [("", BLUE, memory)], {"zero": True}),
     ]
+
+
+def perplexities(losses: Series) -> Series:
+    """exp of each loss; what no chart can show is NaN."""
+    return [(step, math.exp(loss) if loss < MAX_EXPONENT else math.nan) for step, loss in losses]
 
 
 def line_chart(
     name: str,
     title: str,
-    lines: list[tuple[str, str, Series]],
+    lines: list[Line],
+    prefix: str = "",
+    shared: Range | None = None,
     marks: list[int] = (),
     level: Series = (),
     zero: bool = False,
-    logarithmic: bool = False,
+    log: bool = False,
 ) -> Chart:
     """Values over steps. `marks`: bad steps; `level`: the base model's value, drawn as a horizontal line.
 
-    `logarithmic`: use a log scale if all values are positive and span more than two decades.
+    `log`: use a log scale if all values are positive and span more than two decades. `zero`: begin at 0.
     """
+    lines = [line for line in lines if any(math.isfinite(v) for _, v in line[2])]
     values = [v for _, _, series in lines for _, v in series if math.isfinite(v)]
     if not values:
-        return Chart(name, title, "nothing logged yet", None)
+        return Chart(prefix + name, title, "nothing logged yet", None)
+    span = shared.values[name] if shared else values
 
     def draw(axes):
         for label, color, series in lines:
@@ -86,19 +124,29 @@ def line_chart(
             axes.axhline(value, color=GRAY, linewidth=1, linestyle="--", label="base model")
         for number, step in enumerate(marks[:MAX_MARKS]):
             axes.axvline(step, color=RED, linewidth=0.8, label="skipped: not finite" if not number else "")
-        if marks or level:
+        if marks or level or len(lines) > 1:
             axes.legend()
-        if logarithmic and min(values) > 0 and max(values) > 100 * min(values):
+        if log and min(span) > 0 and max(span) > 100 * min(span):
             axes.set_yscale("log")
         elif zero:
-            axes.set_ylim(0, 1.1 * max(values) or 1)
+            axes.set_ylim(0, 1.1 * max(span) or 1)
+        elif shared and max(span) > min(span):
+            margin = 0.05 * (max(span) - min(span))
+            axes.set_ylim(min(span) - margin, max(span) + margin)
+        if shared and shared.steps:
+            axes.set_xlim(-0.02 * shared.steps, 1.02 * shared.steps)
         axes.set_xlabel("step")
 
-    return Chart(name, title, f"from {values[0]:.4g} to {values[-1]:.4g}", _svg(name, draw))
+    hovered = [(label, series) for label, _, series in lines]
+    summary = "; ".join(
+        f"{label + ' ' if label else ''}from {finite[0]:.4g} to {finite[-1]:.4g}"
+        for label, finite in ((label, [v for _, v in series if math.isfinite(v)]) for label, _, series in lines)
+    )
+    return Chart(prefix + name, title, summary, _svg(prefix + name, draw, hovered))
 
 
-def adapter_chart(adapter: Adapter) -> Chart:
-    """The change of each layer."""
+def adapter_chart(adapter: Adapter, prefix: str = "") -> Chart:
+    """The change of each layer. `prefix`: of its id."""
     layers = list(adapter.change)
     changes = [adapter.layer_change(layer) for layer in layers]
 
@@ -109,11 +157,14 @@ def adapter_chart(adapter: Adapter) -> Chart:
         axes.grid(axis="x", visible=False)
 
     summary = f"between {min(changes, default=0):.4g} and {max(changes, default=0):.4g}"
-    return Chart("adapter", "Change of the adapter, by layer", summary, _svg("adapter", draw) if layers else None)
+    return Chart(f"{prefix}adapter", TITLE, summary, _svg(f"{prefix}adapter", draw) if layers else None)
 
 
-def _svg(name: str, draw: Callable) -> str:
-    """An <svg> element. `name` makes its ids distinct from those of other charts, and reproducible."""
+def _svg(name: str, draw: Callable, hovered: Lines = ()) -> str:
+    """An <svg> element. `name` makes its ids distinct from those of other charts, and reproducible.
+
+    `hovered`: lines whose values are shown on hover.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -121,8 +172,13 @@ def _svg(name: str, draw: Callable) -> str:
         raise UserError(f"the report's charts need matplotlib ({error}): pip install matplotlib") from None
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
         figure = Figure(figsize=(5.4, 2.7), layout="constrained")
-        draw(figure.subplots())
+        axes = figure.subplots()
+        draw(axes)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.draw_without_rendering()  # settles the layout, at the figure's own resolution again
+        over = strips(axes, hovered) if hovered else ""
     text = out.getvalue()
-    return text[text.index("<svg") :]
+    text = text[text.index("<svg") :]
+    end = text.rindex("</svg>")
+    return text[:end] + over + text[end:]

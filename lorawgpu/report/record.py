@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,27 @@ class RunRecord:
     def first(self, key: str) -> Any:
         """The first value of `key` in the records, or None."""
         return next((r[key] for r in self.records if key in r), None)
+
+    def total(self, key: str) -> float | None:
+        """The sum of a counter over the processes that trained, each of which began at 0; None if there is none."""
+        ends: list[float] = []
+        last = None
+        for record in self.records:
+            value = _shown(record[key]) if _is_number(record.get(key)) else None
+            if "started" in record or (value is not None and last is not None and value < last):
+                ends, last = ends + ([last] if last is not None else []), None
+            last = last if value is None or value != value else value
+        ends += [last] if last is not None else []
+        return sum(ends) if ends else None
+
+    @property
+    def started(self) -> str | None:
+        """When the run began, as it is shown; None if its records do not say."""
+        text = self.first("started")
+        try:
+            return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M") if isinstance(text, str) else None
+        except ValueError:
+            return None
 
     @property
     def steps(self) -> int:

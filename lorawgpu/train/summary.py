@@ -24,7 +24,7 @@ def plan_of(run: Run, engine: Engine) -> dict[str, str]:
     plan = {
         "device": f"{device.name}, {device.reason}; driver {device.driver}",
         "limits": ", ".join(f"{name} {mib(device.limits[name])}" for name in ADAPTER_LIMITS) + _splits(engine),
-        "model": _model(run),
+        "model": model_text(run.checkpoint),
         "adapter": _adapter(run),
         "data": _data(run),
         "batches": f"up to {run.capacity} tokens x {sum(run.shares)} per step"
@@ -73,10 +73,11 @@ def _splits(engine: Engine) -> str:
     return "; split: " + ", ".join(split) if split else "; no matrix is split"
 
 
-def _model(run: Run) -> str:
-    c = run.checkpoint.config
+def model_text(checkpoint: Checkpoint) -> str:
+    """A model's name, family and size."""
+    c = checkpoint.config
     return (
-        f"{run.checkpoint.name}: {c.family}, {_stores(run.checkpoint)}, {c.num_hidden_layers} layers of "
+        f"{checkpoint.name}: {c.family}, {_stores(checkpoint)}, {c.num_hidden_layers} layers of "
         f"{c.hidden_size}, vocabulary {c.vocab_size}"
     )
 

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from lorawgpu.cli import add_device_option, add_model_option, main_of, parser_of
+from lorawgpu.cli import START, add_device_option, add_model_option, hint, main_of, parser_of
 from lorawgpu.errors import CheckFailed
 from lorawgpu.gpu import KernelCache, open_device
 from lorawgpu.verify.cases import choose_cases, read_case
@@ -56,6 +56,7 @@ def run(argv: list[str]):
         faults += [f"{case.name}: {fault}" for fault in wrong]
     if faults:
         raise CheckFailed("\n  ".join(["not ok:", *faults]))
+    hint(START)
 
 
 main = main_of(run)

@@ -9,7 +9,6 @@ from tiny_run import write_config, write_data
 
 from lorawgpu.files.run_folder import OPTIMIZER_FILE, STATE_FILE
 from lorawgpu.train.checkpoint import save_checkpoint
-from lorawgpu.train.resume import FORMAT
 
 BLOCKS = GOLDEN / "llama_q8_0" / "model.gguf"
 
@@ -70,15 +69,17 @@ CASES = {
     "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),
     "a setting that is not YAML": (option("--set", "lora_r=[1"), "--set: lora_r: got '[1'; input should be a valid i"),
     "a setting of no entry": (option("--set", "datasets.7.path=a"), "datasets has no entry 7: it has 1, count"),
+    "too little memory": (option("--dry-run", "--memory", "0.1MB"),
+                          "--memory 0.1MB: nothing fits. The least is"),
     "an existing run": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
     "an existing adapter": (there, "already holds adapter_model.safetensors of another run or of y"),
     "an adapter to resume from": (lambda t: there(t, "--resume", "auto"), "and no checkpoint to resume from"),
     "a folder beyond any name": (option("--set", f"output_dir={'a' * 300}"), "cannot be created or written to"),
-    "a checkpoint of another version": (resume, "another version of lorawgpu wrote this checkpoint"),
-    "a checkpoint with a part missing": (partial(resume, format=FORMAT), "is missing or malformed in its state"),
+    "a checkpoint of another version": (partial(resume, format=2), "another version of lorawgpu wrote this checkpoint"),
+    "a checkpoint with a part missing": (resume, "is missing or malformed in its state"),
     "a checkpoint without moments": (partial(resume, spoil=lambda p: (p / OPTIMIZER_FILE).unlink()), "is missing"),
     "a truncated checkpoint": (partial(resume, spoil=cut(OPTIMIZER_FILE)), "is not the file that was saved (trunc"),
-    "a checkpoint of no state": (partial(resume, spoil=lambda p: (p / STATE_FILE).write_text("{}")), "not the state o"),
+    "a checkpoint of another state": (partial(resume, spoil=lambda p: (p / STATE_FILE).write_text("{}")), "was saved"),
     "a missing checkpoint": (partial(resume, choice="nowhere", steps=()), "nowhere: no such folder; wanted a che"),
     "no complete checkpoint": (partial(resume, spoil=cut(STATE_FILE), choice="auto"), "none of its 1 checkpoints"),
     "a missing checkpoint of a run": (partial(resume, choice="nowhere"), "nowhere: no such folder; wanted a che"),

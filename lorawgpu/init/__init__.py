@@ -1,0 +1,1 @@
+"""`lorawgpu init`: a starter config for a model and a data file."""
