@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lorawgpu.errors import UserError
 from lorawgpu.gpu import device_errors, open_device, open_dry_device
 from lorawgpu.report.page import write_report
 from lorawgpu.train.checkpoint import Snapshot
+from lorawgpu.train.fit import CardMemory, picked_before, picked_for, picked_lines
 from lorawgpu.train.ranks import companions, config_values, from_leader, in_turns, require_same, together
 from lorawgpu.train.resume import check_same_run, load_snapshot, software, today_of
 from lorawgpu.train.run_dir import checkpoint_to_resume, claim, why_refused
@@ -56,12 +58,15 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--json", action="store_true", help="print the preview as JSON lines")
     parser.add_argument("--skip-bad-lines", action="store_true", help="skip bad lines of data, and count and list them")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of the config, for editors")
+    usage = "pick batch sizes, checkpointing and, if nothing else fits, a shorter sequence_len for a GPU of that memory"
+    parser.add_argument("--memory", metavar="8GiB", help=usage)
     add_device_option(parser, "; several, with commas, for the processes of one machine")
     args = parser.parse_args(argv)
     if args.config is None and not args.schema:
         raise UserError("no config given; wanted CONFIG.yaml (see lorawgpu train --help)")
     if args.preview is not None and args.preview < 0:
         raise UserError(f"--preview {args.preview}: wanted a number of samples, 0 or more")
+    args.memory = CardMemory.read(args.memory) if args.memory is not None else None
     if args.json and args.preview is None:
         raise UserError("--json needs --preview N")
     return args
@@ -122,9 +127,7 @@ def train(config: TrainConfig, args: Namespace, exchange: Exchange, notes: Notes
     # A dry run writes nothing, so it may plan a new run in a folder that already holds one.
     fresh = args.dry_run and args.resume is None
     path, snapshot = from_leader(exchange, lambda: (None, None) if fresh else found_checkpoint(config, args))
-    prepared = prepared_in_turns(config, args, exchange, path, snapshot)
-    if snapshot:
-        together(exchange, lambda: check_same_run(prepared, snapshot, path))
+    prepared = picked_run(config, args, exchange, path, snapshot)
     opener = open_dry_device if args.dry_run else open_device
     device = together(exchange, lambda: opener(args.device or config.device, local_rank=exchange.local_rank))
     exchange.introduce(device.name)
@@ -168,6 +171,27 @@ def prepared_in_turns(
     if exchange.size > 1:  # the identity waits until the model's files are hashed
         require_same(exchange, "model, data or adapter", prepared.identity | {"start": start_digest(prepared.start)})
     return prepared
+
+
+def picked_run(
+    config: TrainConfig, args: Namespace, exchange: Exchange, path: Path | None, snapshot: Snapshot | None
+) -> Run:
+    """The run with the settings that `--memory` picks, or picked when the run to resume began."""
+    picked = picked_before(snapshot)
+    prepared = prepared_in_turns(config.model_copy(update=picked), args, exchange, path, snapshot)
+    if snapshot:
+        together(exchange, lambda: check_same_run(prepared, snapshot, path))
+
+    def pick() -> dict:
+        device = open_dry_device(args.device or config.device, local_rank=exchange.local_rank)
+        return picked_for(prepared, args.memory, device, resuming=bool(snapshot))
+
+    if args.memory:
+        picked = from_leader(exchange, pick)
+        prepared = prepared_in_turns(config.model_copy(update=picked), args, exchange, path, snapshot)
+    if picked and exchange.leads:
+        print(picked_lines(config, prepared.config, args.memory), flush=True)
+    return replace(prepared, picked=picked)
 
 
 def settled_on(device, prepared: Run) -> Run:

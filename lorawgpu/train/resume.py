@@ -157,6 +157,7 @@ def take_snapshot(run: Run, engine: Engine, state: TrainerState) -> Snapshot:
         "data_files": run.data.files,
         "environment": environment(engine),
         "config": run.config.model_dump(),
+        "picked": run.picked,
         "today": run.text.template.now.isoformat() if run.text.template else None,
     }
     parts: list[dict[str, np.ndarray]] = [engine.tensors(part) for part in ("params", "m", "v")]

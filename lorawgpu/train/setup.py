@@ -6,7 +6,7 @@
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -82,6 +82,7 @@ class Run:
     longest: int  # tokens of the longest sample, held-out ones included
     model_digest: Later[str]
     shares: tuple[int, ...] = (1,)  # micro-batches of each process in a full step
+    picked: dict[str, Any] = field(default_factory=dict)  # the settings that `--memory` picked
 
     @property
     def capacity(self) -> int:
@@ -323,14 +324,15 @@ def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange:
         weights = dict(device.memory.held)
         try:
             with busy("compiling"):
-                return _engine(run, device, model, kernels, exchange)
+                return engine_of(run, device, model, kernels, exchange)
         except DeviceError as error:
             reason = str(error)
     # Outside the except clause, because the exception holds the half-built engine and its buffers.
     raise DeviceError(f"{reason}\n{_advice(run, device, model, weights)}")
 
 
-def _engine(run: Run, device, model, kernels=None, exchange=None, **changed) -> Engine:
+def engine_of(run: Run, device, model, kernels=None, exchange=None, **changed) -> Engine:
+    """The engine of a run on a loaded model. changed: fields of Options."""
     config = run.config
     options = Options(
         capacity=run.capacity,
@@ -366,7 +368,7 @@ def _advice(run: Run, device, model, weights: dict) -> str:
     for text, capacity, checkpointing in tries:
         device.memory.held = dict(weights)
         try:
-            _engine(run, device, model, capacity=capacity, checkpointing=checkpointing)
+            engine_of(run, device, model, capacity=capacity, checkpointing=checkpointing)
         except DeviceError:
             continue
         return f"It would fit with {text} (raise gradient_accumulation_steps to keep the number of tokens per step)."

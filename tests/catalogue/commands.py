@@ -93,6 +93,7 @@ CASES = {
     "an unknown architecture": (export("--to", "gguf", "--model", DENSE, "--arch", "mamba"), "--arch mamba: wanted "),
     "no such run": (says("report", "{t}/none"), "no such folder; wanted the output_dir of a run"),
     "a folder without a run": (empty_run, "holds no run"),
+    "memory without a unit": (says("train", "c.yaml", "--memory", "8"), "--memory '8': wanted the GPU's memory in"),
     "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a par"),
     "a device too many": (says("doctor", "--device", 99), "device '99': no adapter has that index"),
 }  # fmt: skip

@@ -16,6 +16,8 @@ ELSEWHERE = {
     "--skip-bad-lines": "test_errors.py",
     "nothing to {loading.purpose}": "test_errors.py",
     "leaves nothing to train on": "test_errors.py",
+    "not even {what} fits": "test_fit.py",
+    "--memory picks batch sizes": "test_fit.py",
     "problem for _, problem": "test_splits.py: a folder without the held-out data that other keys need",
     "more than sequence_len": "test_errors.py",
     "{text.missing}": "test_errors.py: text without a tokenizer",

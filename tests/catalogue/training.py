@@ -69,6 +69,8 @@ CASES = {
     "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),
     "a setting that is not YAML": (option("--set", "lora_r=[1"), "--set: lora_r: got '[1'; input should be a valid i"),
     "a setting of no entry": (option("--set", "datasets.7.path=a"), "datasets has no entry 7: it has 1, count"),
+    "too little memory": (option("--dry-run", "--memory", "0.1MB"),
+                          "--memory 0.1MB: nothing fits. The least is"),
     "an existing run": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
     "an existing adapter": (there, "already holds adapter_model.safetensors of another run or of y"),
     "an adapter to resume from": (lambda t: there(t, "--resume", "auto"), "and no checkpoint to resume from"),
