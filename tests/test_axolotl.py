@@ -1,10 +1,15 @@
 """Configs in axolotl's words: every key of its published examples has a verdict, and what a run says about them."""
 
 import csv
+import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
+from tiny_run import byte_model
 
+from lorawgpu.cli import main
 from lorawgpu.config.axolotl import DATA_MISSING, DATA_WITHOUT_EFFECT, HARMLESS, MISSING, WITHOUT_EFFECT
 from lorawgpu.config.schema import TrainConfig, load_config_and_notes
 from lorawgpu.config.translate import CONVERT
@@ -137,6 +142,12 @@ def test_values_that_ask_for_nothing_more(write):
         ("special_tokens: {pad_token: '<pad>', eos_token: e, bos_token: }\n", "special_tokens: {eos_token: e}\n"),
         ("bnb_config_kwargs: {bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true}\nload_in_4bit: true\n",
          "bnb_4bit_quant_type: nf4\nload_in_4bit: true\n"),
+        ("chat_template: llama3\n", "chat_template: llama-3\n"),
+        ("chat_template: tokenizer_default\n", ""),
+        ("chat_template: jinja\nchat_template_jinja: '{{ a }}'\n", "chat_template_jinja: '{{ a }}'\n"),
+        ("chat_template: tokenizer_default_fallback_llama3\n", "chat_template: tokenizer_default_fallback_llama-3\n"),
+        ("chat_template: qwen_25\n", "chat_template: tokenizer_default_fallback_chatml\n"),
+        ("chat_template: phi_4\n", ""),
         ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rope: true\n", ""),
     ],
 )  # fmt: skip
@@ -169,3 +180,98 @@ def test_notes_say_what_a_value_became(write):
 )
 def test_full_fine_tuning_becomes_lora_with_a_note(write, text, said):
     assert any("full fine-tuning; a LoRA adapter is trained instead" in note for note in write(text)[1]) == said
+
+
+LORA_1B = """
+load_in_8bit: false
+load_in_4bit: false
+strict: false
+val_set_size: 0.1
+dataset_prepared_path: last_run_prepared
+adapter: lora
+lora_model_dir:
+sequence_len: 256
+sample_packing: true
+eval_sample_packing: true
+pad_to_sequence_len: true
+lora_r: 4
+lora_alpha: 8
+lora_dropout: 0.05
+lora_fan_in_fan_out:
+lora_target_modules: [gate_proj, down_proj, up_proj, q_proj, v_proj, k_proj, o_proj]
+wandb_project:
+wandb_entity:
+wandb_watch:
+wandb_name:
+wandb_log_model:
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+train_on_inputs: false
+group_by_length: false
+bf16: auto
+fp16:
+tf32: false
+gradient_checkpointing: true
+early_stopping_patience:
+resume_from_checkpoint:
+local_rank:
+logging_steps: 1
+xformers_attention:
+flash_attention: true
+loss_watchdog_threshold: 5.0
+loss_watchdog_patience: 3
+warmup_steps: 1
+evals_per_epoch: 4
+saves_per_epoch: 1
+debug:
+deepspeed:
+weight_decay: 0.0
+fsdp:
+fsdp_config:
+special_tokens: {pad_token: "<|end_of_text|>"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "stores"),
+    [("", "dense"), ("\nadapter: qlora\nload_in_4bit: true\nload_in_8bit: false\n", "Q4_0")],
+    ids=["lora-1b", "qlora"],
+)
+def test_a_config_as_axolotl_publishes_them_plans_with_one_note(tmp_path, monkeypatch, capsys, more, stores):
+    """The keys of its examples/llama-3/lora-1b.yml over data of ours; the model has no chat template."""
+    monkeypatch.chdir(tmp_path)
+    byte_model(tmp_path / "model")
+    config = tmp_path / "model" / "tokenizer_config.json"
+    config.write_text(json.dumps({"eos_token": "a"}))
+    records = [{"instruction": f"Count to {i}.", "input": "", "output": "1 2 3"} for i in range(40)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    keys = yaml.safe_load(LORA_1B) | (yaml.safe_load(more) or {})
+    keys |= {"base_model": "model", "datasets": [{"path": "d.jsonl", "type": "alpaca"}], "output_dir": "outputs/lora"}
+    (tmp_path / "lora-1b.yml").write_text(yaml.safe_dump(keys))
+    assert main(["train", "lora-1b.yml", "--dry-run", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\nnote ") == 1 and stores in out
+    note = out[out.index("\nnote ") :]
+    for words in (
+        "without effect here: ", "bf16", "flash_attention", "loss_watchdog_threshold", "pad_token", "adamw_8bit",
+        "Stanford's prompt",
+    ):  # fmt: skip
+        assert words in note
+
+
+def test_keys_are_a_table_for_people(capsys):
+    assert main(["train", "--keys", "warmup"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^warmup_steps +0 +Steps over which", out, re.MULTILINE) and "micro_batch_size" not in out
+    assert main(["train", "--keys"]) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^{key}\b", out, re.MULTILINE) for key in TrainConfig.model_fields)
+    assert "datasets.field_messages" in out and max(map(len, out.splitlines())) <= 120
+    assert main(["train", "--keys", "deepspeed"]) == 0
+    assert "deepspeed (axolotl)  missing  training across GPUs" in capsys.readouterr().out
+    assert main(["train", "--keys", "nosuchword"]) == 2
+    assert "no key has this word" in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_adapter_is_a_method_or_a_folder(write, tmp_path):
     [
         ("lerning_rate: 1\n", "line 3: lerning_rate: unknown key; the nearest one is 'learning_rate'"),
         ("lr: 1\n", "line 3: lr: unknown key; here it is learning_rate"),
-        ("flavor: 3\n", "line 3: flavor: unknown key; `lorawgpu train --schema` lists all"),
+        ("flavor: 3\n", "line 3: flavor: unknown key; `lorawgpu train --keys` lists all"),
         ("max_seq_length: 1\n", "line 3: max_seq_length: unknown key; here it is sequence_len"),
         ("lora_rank: 8\nlora_target: all\n", "line 3: 2 keys of other tools: write instead: lora_rank -> lora_r, "),
         ("stage: sft\ndo_train: true\n", "line 3: 2 keys of other tools: not needed here, remove stage, do_train"),

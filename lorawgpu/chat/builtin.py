@@ -86,6 +86,7 @@ ALPACA = """\
 {{- '### Response:\\n' }}
 {%- endif %}"""
 
+FALLBACK = "tokenizer_default_fallback_"  # before a name: that template, if the model has none of its own
 BUILT_IN = {
     "chatml": CHATML,
     "llama-3": LLAMA_3,

@@ -11,7 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lorawgpu import guard
 from lorawgpu.chat.arguments import RESERVED, Arguments, with_arguments
-from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN, FALLBACK
 from lorawgpu.chat.content_independent import is_content_independent
 from lorawgpu.chat.tool_calls import wants_objects, with_objects
 from lorawgpu.errors import UserError
@@ -177,7 +177,8 @@ def resolve_template(
     arguments: Arguments | None = None,
     tool_use: str | None = None,
 ) -> GuardedTemplate | None:
-    """The template to use: the built-in one called `name`, else `jinja` (a file or the source), else the model's `own`;
+    """The template to use: the built-in one called `name`, else `jinja` (a file or the source), else the model's `own`,
+    or if it has none, the built-in one that a `name` with `FALLBACK` ends with;
     with `arguments` for its variables. `tool_use`: what goes with it for conversations with tools.
 
     None if there is none of them. UserError for an unknown name, if both `name` and `jinja` are given, and for an
@@ -185,6 +186,8 @@ def resolve_template(
     """
     if name is not None and jinja is not None:
         raise UserError("set either `chat_template` or `chat_template_jinja`, not both")
+    if name is not None and name.startswith(FALLBACK):
+        name = None if own is not None else name.removeprefix(FALLBACK)
     if name is not None and name not in BUILT_IN:
         raise UserError(f"unknown chat_template `{name}`; wanted one of {', '.join(BUILT_IN)}")
     source = BUILT_IN[name] if name is not None else own if jinja is None else _text_or_file(jinja)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN, FALLBACK
 from lorawgpu.config.other_tools import take_other_names
 from lorawgpu.config.schedule import schedule_options
 from lorawgpu.config.source import (
@@ -100,7 +100,7 @@ class TrainConfig(Section):
     """Folder of the token cache; by default in the user's cache directory."""
     dataset_num_proc: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokenizing processes; by default one per core. The result is the same for any number."""
-    chat_template: Literal[tuple(BUILT_IN)] | None = None
+    chat_template: Literal[tuple(BUILT_IN) + tuple(FALLBACK + name for name in BUILT_IN)] | None = None
     """A built-in chat template instead of the model's own."""
     chat_template_jinja: str | None = None
     """A Jinja file, or the template itself, instead of the model's own."""

@@ -230,7 +230,7 @@ def explain(error: dict[str, Any], sibling_keys: Callable[[Location], Sequence[s
     if error["type"] == "extra_forbidden":
         key = str(where[-1])
         meant = nearest(key, sibling_keys(where))
-        hint = f"the nearest one is {meant!r}" if meant else "`lorawgpu train --schema` lists all"
+        hint = f"the nearest one is {meant!r}" if meant else "`lorawgpu train --keys` lists all"
         return ConfigProblem(where, f"{dotted(where)}: unknown key; {hint}")
     if error["type"] == "missing":
         return ConfigProblem(where, f"{dotted(where)}: missing; this key is required")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import yaml
 
 from lorawgpu.chat.arguments import Arguments, check_arguments
-from lorawgpu.chat.builtin import BUILT_IN
+from lorawgpu.chat.builtin import BUILT_IN, FALLBACK
 from lorawgpu.chat.template import GuardedTemplate, TemplateFailed, resolve_template
 from lorawgpu.config.source import read_yaml
 from lorawgpu.errors import UserError
@@ -67,7 +67,7 @@ def template_arguments(text: str | None) -> Arguments:
 
 
 def _choice(template: str | None, arguments: Arguments) -> TemplateChoice:
-    built_in = template in BUILT_IN
+    built_in = template is not None and template.removeprefix(FALLBACK) in BUILT_IN
     return TemplateChoice(template if built_in else None, None if built_in else template, arguments)
 
 

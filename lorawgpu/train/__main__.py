@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.cli import add_device_option, hint, main_of, parser_of, quoted, try_out_command
+from lorawgpu.config.keys import keys_table
 from lorawgpu.config.schema import TrainConfig, json_schema, load_config_and_notes
 from lorawgpu.config.translate import Notes
 from lorawgpu.data.dataset import Data
@@ -57,12 +58,14 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--preview", metavar="N", type=int, help="show N samples with their target tokens, and exit")
     parser.add_argument("--json", action="store_true", help="print the preview as JSON lines")
     parser.add_argument("--skip-bad-lines", action="store_true", help="skip bad lines of data, and count and list them")
+    usage = "print the keys of a config with default and meaning, or those that WORD is in"
+    parser.add_argument("--keys", metavar="WORD", nargs="?", const="", help=usage)
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of the config, for editors")
     usage = "pick batch sizes, checkpointing and, if nothing else fits, a shorter sequence_len for a GPU of that memory"
     parser.add_argument("--memory", metavar="8GiB", help=usage)
     add_device_option(parser, "; several, with commas, for the processes of one machine")
     args = parser.parse_args(argv)
-    if args.config is None and not args.schema:
+    if args.config is None and not args.schema and args.keys is None:
         raise UserError("no config given; wanted CONFIG.yaml (see lorawgpu train --help)")
     if args.preview is not None and args.preview < 0:
         raise UserError(f"--preview {args.preview}: wanted a number of samples, 0 or more")
@@ -74,6 +77,9 @@ def parse(argv: list[str]) -> Namespace:
 
 def run(argv: list[str]) -> int:
     args = parse(argv)
+    if args.keys is not None:
+        print(keys_table(args.keys))
+        return 0
     if args.schema:
         print(json.dumps(json_schema(), indent=2))
         return 0

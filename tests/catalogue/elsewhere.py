@@ -29,6 +29,7 @@ ELSEWHERE = {
     "it has to match whole paths": "test_adapter_start.py",
     "choose a token that is there": "test_tokenizer.py: special_tokens that the vocabulary lacks",
     "name it in `roles`": "test_renaming.py",
+    "no key has this word": "test_axolotl.py",
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
     "is of the split": "test_splits.py",
