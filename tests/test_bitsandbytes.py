@@ -85,7 +85,7 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         ({"edit": lambda t: t.update({GATE: t[GATE][1:]})}, "its codes are U8 [5119, 1]; wanted 5120 values of U8"),
         ({"edit": lambda t: t.update({f"{GATE}.{STATE}": np.frombuffer(b"[]", np.uint8)})}, "wanted a JSON object"),
         ({"edit": lambda t: t.update({f"{GATE}.nested_absmax": np.ones(1, np.float32)})}, "nested_blocksize or nested"),
-        ({"config": CONFIG | {"bnb_4bit_quant_type": "fp4"}}, "quant_method 'bitsandbytes' is not supported"),
+        ({"config": CONFIG | {"bnb_4bit_quant_type": "fp4"}}, "bnb_4bit_quant_type 'fp4' is not supported"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, options, words):

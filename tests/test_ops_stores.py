@@ -9,10 +9,12 @@ from lorawgpu.doctor.lab import NanScratch
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.matvec import matvec_forward
-from lorawgpu.ops.stores import STORES, TERNARY
+from lorawgpu.ops.stores import AFFINE, STORES, TERNARY
 
 SIZES = [(35, 96, 48, 16, 64), (3, 512, 300)]  # rows, columns and rows of each stacked matrix
-RARE = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "iq4_nl", "iq4_xs")  # quick tests try them with unit rows
+# Quick tests try them with unit rows.
+RARE = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "iq4_nl", "iq4_xs", *(s.name for s in AFFINE if s.name != "affine4_64"))
+LONG = ("affine4_32", "affine4_128", "affine8_32", "affine8_128")  # which differ from others in their strides alone
 MIXED = ["bf16 f32", "f16 f32 bf16", "q4_k q6_k", "q5_0 f32 q8_0"]
 
 
@@ -33,7 +35,9 @@ def test_embedding(plan, name):
             check(plan, cases.embedding, (name, columns, *widths), tolerance=0.0)
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in STORES]
+)
 def test_products_with_unit_rows_are_the_stored_values(plan, name):
     """Bit by bit, in both orientations and for single rows; the values include subnormal f16 scales."""
     lab = Lab(plan)

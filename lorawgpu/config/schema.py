@@ -68,7 +68,7 @@ class TrainConfig(Section):
     load_in_8bit: Flag = False
     """Quantize the linear layers of a dense model to 8.5 bits a weight as it is loaded (GGML's Q8_0)."""
     load_in_4bit: Flag = False
-    """Or to 4.5 bits (GGML's Q4_0)."""
+    """Or to 4.5 bits (GGML's Q4_0). A folder that another tool quantized to 4 bits is read as it is."""
     bnb_4bit_quant_type: Literal["nf4"] | None = None
     """With load_in_4bit: `nf4` for bitsandbytes' values, which have a larger error at the same size."""
     overrides_of_model_config: ModelOverrides = {}

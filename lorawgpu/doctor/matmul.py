@@ -19,6 +19,7 @@ from lorawgpu.ops.stores import STORES
 from lorawgpu.reference.gate import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
 from lorawgpu.reference.ternary import ternary_pack
+from lorawgpu.weights.affine import GROUPS, Affine, Rows
 from lorawgpu.weights.blocks import block_bytes
 from lorawgpu.weights.device import upload_weight
 from lorawgpu.weights.nf4 import NF4_LEVELS
@@ -65,12 +66,24 @@ def nf4_matrix(rows, columns, seed):
     return Quantizable(Dense(values, "f32"), "nf4", "nf4"), (NF4_LEVELS[nearest] * largest).reshape(rows, columns)
 
 
+def affine_matrix(bits, group, rows, columns, seed):
+    """Random codes; scales and biases of 24 bits, or of 8 as f16 subnormals have."""
+    rng, shape = np.random.default_rng((seed, rows, columns)), (rows, columns // group)
+    scales, biases = rng.normal(0, 1 / 64, (2, *shape)).astype(np.float32)
+    scales[::3] *= np.float32(2**-12)
+    biases[1::3] *= np.float32(2**-12)
+    stored = Rows(rng.integers(0, 1 << bits, (rows, columns), np.uint8), scales, biases)
+    read = lambda first, last: Rows(*(part[first:last] for part in stored))  # noqa: E731
+    return Affine((rows, columns), bits, group, read, "affine"), stored.float32()
+
+
 # For each store: (rows, columns, seed) -> a random matrix in the form of a checkpoint, and its values.
 MATRICES = {
     **{name: partial(dense_matrix, name) for name in ("f32", "bf16", "f16")},
     "ternary": ternary_matrix,
     **{name: partial(block_matrix, name) for name in SCALES},
     "nf4": nf4_matrix,
+    **{f"affine{bits}_{n}": partial(affine_matrix, bits, n) for bits in (4, 8) for n in GROUPS},
 }
 
 

@@ -23,7 +23,8 @@ class BaseTensor:
 
 
 def base_tensors(source: ExportSource) -> Iterator[BaseTensor]:
-    """A folder's tensors keep their names and bytes, those of other towers too; a ternary base is dequantized to bf16.
+    """A folder's tensors keep their names and bytes, those of other towers too; a ternary base is dequantized to bf16,
+    and the quantized matrices of a folder to float32.
 
     A GGUF base becomes a text model, with the weights of norms as Hugging Face's class of the family stores them.
     """
@@ -34,6 +35,12 @@ def base_tensors(source: ExportSource) -> Iterator[BaseTensor]:
         for name in source.checkpoint.keys():
             stored = name.replace(source.config.prefix, TEXT_PREFIX, 1)
             yield BaseTensor(stored, _module(name), _from_gguf(source, name))
+    elif source.checkpoint.quantized:
+        for name in source.checkpoint.keys():
+            yield BaseTensor(name, _module(name), source.checkpoint.dense(name))
+        for name in source.checkpoint.outside():
+            file, stored = source.checkpoint.stored()[name]
+            yield BaseTensor(stored, "", stored_tensor(file, stored))
     else:
         for name, (file, stored) in source.checkpoint.stored().items():
             yield BaseTensor(stored, _module(name), stored_tensor(file, stored))

@@ -78,8 +78,8 @@ def _copy_files(folder: Path, source: ExportSource) -> None:
     act = source.checkpoint.options.get(HIDDEN_ACT)
     changed = with_activation(config, act) if act else dict(config)
     if source.checkpoint.quantized or source.config.ternary:
-        changed.pop("quantization_config", None)
-        changed.pop("dtype", None)
+        for key in ("quantization_config", "quantization", "dtype"):
+            changed.pop(key, None)
         changed["torch_dtype"] = "bfloat16" if source.config.ternary else "float32"
     if source.checkpoint.untied:  # older loaders would tie them, whatever the weights say
         changed["tie_word_embeddings"] = False

@@ -4,6 +4,12 @@ from lorawgpu.errors import UserError
 from lorawgpu.families.keys import Keys
 from lorawgpu.files.untrusted import brief
 
+# What weights/formats.py reads.
+READABLE = (
+    "bitsandbytes' nf4, gptq, awq, compressed-tensors or MLX; or use the dense model (load_in_4bit: true quantizes it "
+    "as it is loaded), or a GGUF"
+)
+
 
 def read_ternary(keys: Keys, required: bool) -> str | None:
     """How the file gives the scale `w`: `multiply`, `divide` or `online`; None for a dense model.
@@ -24,7 +30,7 @@ def read_ternary(keys: Keys, required: bool) -> str | None:
         raise UserError(f"{where}: wanted an object of settings, got {brief(settings)}.")
     method = settings.get("quant_method")
     if method != "bitnet":
-        raise UserError(f"{where}: quant_method {brief(method)} is not supported; wanted bitnet.")
+        raise _unread(where, method, f"bitnet, {READABLE}")
     if settings.get("use_rms_norm"):
         raise UserError(f"{where}: use_rms_norm {brief(settings['use_rms_norm'])} is not supported; wanted false.")
     kept = settings.get("modules_to_not_convert") or []
@@ -46,4 +52,8 @@ def refuse_quantized(keys: Keys) -> None:
     """UserError for a `quantization_config` in a family whose models are dense."""
     if (settings := keys.data.get("quantization_config")) is not None:
         method = settings.get("quant_method") if isinstance(settings, dict) else settings
-        raise UserError(f"{keys.source}, quantization_config: quant_method {brief(method)} is not supported.")
+        raise _unread(f"{keys.source}, quantization_config", method, READABLE)
+
+
+def _unread(where: str, method: object, wanted: str) -> UserError:
+    return UserError(f"{where}: quant_method {brief(method)} is not supported; wanted {wanted}.")

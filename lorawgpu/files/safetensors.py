@@ -77,7 +77,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     header = parse_json(text, f"{path}, header")
     if not isinstance(header, dict):
         raise UserError(f"{path}: header is {type(header).__name__}; wanted an object of tensors.")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # MLX writes null if there are none
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise UserError(f"{path}: __metadata__ is not an object of strings.")
     entries = {name: _entry(path, name, info, 8 + length) for name, info in header.items()}

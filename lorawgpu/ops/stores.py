@@ -108,4 +108,10 @@ GGML = (
     blocks("iq4_xs", 256, 138, 1 / 4980),
 )
 NF4 = blocks("nf4", 64, 36, 1 / 0.53, scales="f32")  # bitsandbytes' 4-bit type
-STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML, NF4)}
+# Codes with a scale and an offset for each group of columns: MLX, GPTQ, AWQ, compressed-tensors. Offsets are products
+# of scales and zero points, so both are in f32, which keeps every value.
+AFFINE = (
+    *(blocks(f"affine4_{n}", n, n // 2 + 8, 1 / 4.6, 7.5 / 4.6, scales="f32") for n in (32, 64, 128)),
+    *(blocks(f"affine8_{n}", n, n + 8, 1 / 74, 127.5 / 74, scales="f32") for n in (32, 64, 128)),
+)
+STORES = {store.name: store for store in (F32, BF16, F16, TERNARY, *GGML, NF4, *AFFINE)}

@@ -1,9 +1,9 @@
 // Random weights for benchmarks: out (count words), from a hash of (seed, index).
 //   kind 0: ternary codes 0, 1, 2 in 2-bit fields   1: two bf16 per word   2: f32; both about N(0, scale^2)   3: ones
-//   4: blocks: records of `record` random words, except that from word `scales` on there are two words `first`, and then
-//      words `second`
+//   4: blocks: records of `record` random words, except that there are words `first` from word `scales` on, and words
+//      `second` from word `offsets` on
 // Grid: (x, y) workgroups of 256, stride = 256 x; one word per lane.
-struct Params { count: u32, stride: u32, kind: u32, seed: u32, scale: f32, record: u32, scales: u32, first: u32, second: u32 }
+struct Params { count: u32, stride: u32, kind: u32, seed: u32, scale: f32, record: u32, scales: u32, offsets: u32, first: u32, second: u32 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
@@ -31,7 +31,7 @@ fn main(@builtin(global_invocation_id) gid: vec3<u32>) {
         case 2u: { out[i] = bitcast<u32>(normal(h)); }
         case 4u: {
             let word = i % params.record;
-            out[i] = select(h, select(params.first, params.second, word >= params.scales + 2u), word >= params.scales);
+            out[i] = select(h, select(params.first, params.second, word >= params.offsets), word >= params.scales);
         }
         default: { out[i] = bitcast<u32>(1.0); }
     }

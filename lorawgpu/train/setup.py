@@ -191,7 +191,7 @@ def prepare(
     kept = {**kept_options(config.start_from), **kept_options(resumed)}
     checkpoint = open_checkpoint(config.base_model, config.overrides_of_model_config, kept)
     config = _with_options(config, checkpoint)
-    if config.quantize_to:
+    if config.quantize_to and not (config.load_in_4bit and checkpoint.in_4bit):
         checkpoint = QuantizedAtLoad(checkpoint, *config.quantize_to)
     lora, start = start_adapter(config, checkpoint.config)
     if config.start_from:

@@ -5,41 +5,35 @@ each 64 weights, in float32 or, nested, a uint8 for nested_quant_map[absmax] * n
 X.quant_state.bitsandbytes__nf4, the settings as JSON. Layout: functional.py of bitsandbytes, `QuantState.as_dict`.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from lorawgpu.errors import UserError
-from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, parse_json
 from lorawgpu.weights.nf4 import NF4_LEVELS, Nf4
+from lorawgpu.weights.packed import Files, Index, PackedTensors, Settings
 
 BLOCK = 64
 STATE = "quant_state.bitsandbytes__nf4"
 PARTS = (STATE, "absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
-def is_nf4(config: dict) -> bool:
-    """Whether a config.json declares bitsandbytes' NF4."""
-    settings = config.get("quantization_config")
-    keys = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    return isinstance(settings, dict) and all(settings.get(key) == value for key, value in keys.items())
+class Nf4Tensors(PackedTensors):
+    def __init__(self, files: Files, settings: Settings | None = None) -> None:
+        settings = settings or Settings({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "")
+        settings.must_be("load_in_4bit", True)
+        settings.must_be("bnb_4bit_quant_type", "nf4")
+        names = frozenset(name.removesuffix(f".{STATE}") for name in files if name.endswith(f".{STATE}"))
+        super().__init__(files, names, frozenset(f"{name}.{part}" for name in names for part in PARTS))
 
+    def store(self, name: str) -> str:
+        return "nf4"
 
-class Nf4Tensors:
-    """The NF4 matrices among the tensors of a model; others are left alone.
-
-    files: by our name of a tensor, its file and its name there.
-    """
-
-    def __init__(self, files: Mapping[str, tuple[SafetensorsFile, str]]) -> None:
-        self._files = files
-        self.names = frozenset(name.removesuffix(f".{STATE}") for name in files if name.endswith(f".{STATE}"))
-        self.parts = frozenset(f"{name}.{part}" for name in self.names for part in PARTS)
+    def float32(self, name: str, index: Index = slice(None)) -> np.ndarray:
+        return self.matrix(name).float32()[index]
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """UserError if the matrix does not have this shape, or its settings are not supported. Reads no weights."""
-        state, where = self._state(name), self._where(name)
+        state, where = self._state(name), self.where(name)
         wanted = {"quant_type": "nf4", "blocksize": BLOCK, "shape": list(shape)}
         for key, value in wanted.items():
             if state.get(key) != value:
@@ -65,7 +59,7 @@ class Nf4Tensors:
     def matrix(self, name: str) -> Nf4:
         """The matrix; `check` has passed. UserError for levels other than NF4's."""
         if not np.array_equal(self._read(name, "quant_map"), NF4_LEVELS):
-            raise UserError(f"{self._where(name)}: its quant_map is not that of NF4.")
+            raise UserError(f"{self.where(name)}: its quant_map is not that of NF4.")
         state = self._state(name)
         out, width = state["shape"]
         absmax = self._read(name, "absmax")
@@ -73,27 +67,17 @@ class Nf4Tensors:
             nested = np.repeat(self._read(name, "nested_absmax"), state["nested_blocksize"])[: absmax.size]
             absmax = self._read(name, "nested_quant_map")[absmax] * nested + np.float32(state["nested_offset"])
         packed = self._read(name, "").reshape(out, width // 2)
-        return Nf4(packed, absmax.reshape(out, -1), self._where(name))
+        return Nf4(packed, absmax.reshape(out, -1), self.where(name))
 
-    def _entry(self, name, part):
-        full = f"{name}.{part}" if part else name
-        if full not in self._files:
-            return None
-        file, stored = self._files[full]
-        return file.entries[stored]
+    def _entry(self, name: str, part: str):
+        return self.entry(f"{name}.{part}" if part else name)
 
     def _read(self, name: str, part: str) -> np.ndarray:
-        full = f"{name}.{part}" if part else name
-        file, stored = self._files[full]
-        return file.read(stored).reshape(-1)
+        return self.read(f"{name}.{part}" if part else name).reshape(-1)
 
     def _state(self, name: str) -> dict:
-        where = f"{self._where(name)}.{STATE}"
+        where = f"{self.where(name)}.{STATE}"
         entry = self._entry(name, STATE)
         if entry.dtype != "U8" or not isinstance(state := parse_json(self._read(name, STATE).tobytes(), where), dict):
             raise UserError(f"{where}: wanted a JSON object in bytes.")
         return state
-
-    def _where(self, name: str) -> str:
-        file, _ = self._files[f"{name}.{STATE}"]
-        return f"{file.path}: {name}"

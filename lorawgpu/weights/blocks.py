@@ -10,6 +10,7 @@ import numpy as np
 
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.ops.stores import Store
+from lorawgpu.weights.affine import Rows
 
 Planes = list[np.ndarray]  # uint32 [rows / 4, blocks of a row, words]
 
@@ -154,6 +155,15 @@ def q5_k(raw: np.ndarray) -> Planes:
 def q6_k(raw: np.ndarray) -> Planes:
     low, high = codes(fields(raw[..., :128], 4, 64), 4), codes(fields(raw[..., 128:192], 2, 32) ^ 2, 2)
     return [low, high, scale_bytes(raw[..., 192:208]), scale(raw, 208)]
+
+
+def affine_records(rows: Rows, store: Store) -> np.ndarray:
+    """Any number of rows as records, uint32 [rows / 4 (rounded up), words]. ValueError if a scale is not finite."""
+    more = [(0, -len(rows.codes) % 4), (0, 0)]
+    q, s, b = (np.pad(part, more) for part in rows)
+    q = q.reshape(len(q), -1, store.block)
+    scales: Planes = [words_of_rows(np.ascontiguousarray(part[..., None]).view("<u4")) for part in (s, -b)]
+    return joined([codes(q, 4) if store.name.startswith("affine4") else code_bytes(q), *scales], store)
 
 
 LAYOUTS: dict[str, Callable[[np.ndarray], Planes]] = {

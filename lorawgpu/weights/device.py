@@ -14,7 +14,8 @@ from lorawgpu.ops.matmul import Segments
 from lorawgpu.ops.stores import NF4, STORES, TERNARY, Store
 from lorawgpu.ops.weight import Part, Weight
 from lorawgpu.util.threads import InOrder
-from lorawgpu.weights.blocks import block_bytes, records
+from lorawgpu.weights.affine import Affine
+from lorawgpu.weights.blocks import affine_records, block_bytes, records
 from lorawgpu.weights.nf4 import Nf4
 from lorawgpu.weights.quantizers import nf4_records, quantized
 from lorawgpu.weights.tensors import Blocks, Dense, Quantizable, Ternary
@@ -133,6 +134,20 @@ class Uploads:
         self._calls.__exit__(error, *rest)
         if error is None:
             self.device.wait()
+
+
+@lines_of.register
+def _(matrix: Affine) -> Lines:
+    store, (rows, columns) = STORES[matrix.store], matrix.shape
+
+    def read(first, last):
+        try:
+            words = affine_records(matrix.read(4 * first, min(4 * last, rows)), store)
+        except ValueError:
+            raise UserError(f"{matrix.where}: has scales that are not finite; the file is damaged.") from None
+        return pad_to(words, last - first, words.shape[1])
+
+    return Lines(store, padded(rows), columns, read)
 
 
 def stack_weight(uploads: Uploads, matrices: list, label: str) -> Weight:

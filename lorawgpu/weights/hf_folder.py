@@ -15,8 +15,10 @@ from lorawgpu.files.dtypes import DENSE_TYPES, widen
 from lorawgpu.files.run_folder import ADAPTER_CONFIG_FILE
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.files.untrusted import brief, read_json_object
+from lorawgpu.ops.stores import STORES
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
-from lorawgpu.weights.bitsandbytes import Nf4Tensors, is_nf4
+from lorawgpu.weights.affine import Affine
+from lorawgpu.weights.formats import packed_tensors, without_format
 from lorawgpu.weights.nf4 import Nf4
 from lorawgpu.weights.options import HIDDEN_ACT, ModelOptions
 from lorawgpu.weights.tensors import (
@@ -33,6 +35,7 @@ from lorawgpu.weights.tensors import (
     quantize_master,
 )
 
+MOST_OF_4_BITS = 8  # bits a weight, with scales
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -49,7 +52,8 @@ class HfFolder(Checkpoint):
         self.untied = self.config.tie_word_embeddings and self._has_own_head()
         if self.untied:
             self.config = dataclasses.replace(self.config, tie_word_embeddings=False)
-        self._nf4 = Nf4Tensors(self.stored())
+        settings = read_json_object(path / "config.json")
+        self._packed = packed_tensors(settings, self.stored(), str(path / "config.json"))
         self._shapes = expected_tensors(self.config)
         self._check()
 
@@ -64,6 +68,9 @@ class HfFolder(Checkpoint):
             for names in (self._files, self._stored):
                 names[self.embedding_name] = names.pop(HEAD)
             return False
+        if not {self._dtype(HEAD), self._dtype(self.embedding_name)} <= DENSE_TYPES.keys():  # quantized
+            head, embedding = (self._files[name].raw(self._stored[name]) for name in (HEAD, self.embedding_name))
+            return not np.array_equal(head, embedding)
         head, embedding = (self._files[name].read(self._stored[name]) for name in (HEAD, self.embedding_name))
         if (ours := self._dtype(HEAD)) != (theirs := self._dtype(self.embedding_name)):
             head, embedding = (
@@ -88,19 +95,35 @@ class HfFolder(Checkpoint):
 
     @property
     def quantized(self) -> bool:
-        """Whether any matrix is stored in NF4."""
-        return bool(self._nf4.names)
+        """Whether any matrix is stored in a quantized format."""
+        return self._packed is not None
 
-    def matrix(self, name: str) -> Dense | Ternary | Nf4:
-        return self._nf4.matrix(name) if name in self._nf4.names else super().matrix(name)
+    @property
+    def in_4bit(self) -> bool:
+        stores = {self.store(name) for name in self._shapes if is_linear(name) and self._is_packed(name)}
+        return bool(stores) and all(STORES[store].bits < MOST_OF_4_BITS for store in stores)
+
+    def _is_packed(self, name: str) -> bool:
+        return self._packed is not None and name in self._packed.names
+
+    def matrix(self, name: str) -> Dense | Ternary | Nf4 | Affine:
+        return self._packed.matrix(name) if self._is_packed(name) else super().matrix(name)
 
     def store(self, name: str) -> str:
-        return "nf4" if name in self._nf4.names else super().store(name)
+        return self._packed.store(name) if self._is_packed(name) else super().store(name)
+
+    def widened(self) -> dict[str, list[str]]:
+        """The quantized matrices that become float32, because no store has their values."""
+        names = [name for name in self._shapes if self._is_packed(name) and self.store(name) == "f32"]
+        return {"quantized weights with F32 scales": names} if names else {}
+
+    def gather(self, name: str, ids: np.ndarray) -> Dense:
+        return Dense(self._packed.float32(name, ids), "f32") if self._is_packed(name) else super().gather(name, ids)
 
     def dense(self, name: str) -> Dense:
-        """The tensor as stored, NF4 as float32. UserError for another dtype."""
-        if name in self._nf4.names:
-            return Dense(self._nf4.matrix(name).float32(), "f32")
+        """The tensor as stored, a quantized one as float32. UserError for another dtype."""
+        if self._is_packed(name):
+            return Dense(self._packed.float32(name), "f32")
         dtype = self._dtype(name)
         if dtype not in DENSE_TYPES:
             raise UserError(f"{self._where(name)} has dtype {dtype}; wanted one of {', '.join(DENSE_TYPES)}.")
@@ -141,11 +164,14 @@ class HfFolder(Checkpoint):
         wanted = set(self._shapes)
         if stored:
             wanted |= {f"{name}_scale" for name in self._shapes if is_linear(name)}
-        found = set(self._files) - self._nf4.parts
+        found = set(self._files)
+        if self._packed:
+            found = (found | self._packed.names) - self._packed.parts
+            found -= {name for name in found - wanted if self._is_empty_bias(name)}
         check_names(found, wanted, self.config, str(self.path))
         for name, shape in self._shapes.items():
-            if name in self._nf4.names:
-                self._nf4.check(name, shape)
+            if self._is_packed(name):
+                self._packed.check(name, shape)
                 continue
             entry = self._files[name].entries[self._stored[name]]
             packed = stored and is_linear(name) and entry.dtype == "U8"
@@ -160,6 +186,11 @@ class HfFolder(Checkpoint):
                 )
             if entry.shape != shape:
                 raise UserError(f"{self._where(name)} has shape {list(entry.shape)}; the config wants {list(shape)}.")
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Whether it is one of the zero biases that quantizers add to layers without one."""
+        layer = name.removesuffix("bias") + "weight"
+        return name.endswith(".bias") and self._is_packed(layer) and not self._packed.read(name).any()
 
 
 def module_name(name: str, prefix: str) -> str:
@@ -194,9 +225,7 @@ def read_config(folder: Path, act: str | None = None) -> ModelConfig:
     settings = read_json_object(path)
     if act:
         settings = with_activation(settings, act)
-    if is_nf4(settings):
-        del settings["quantization_config"]  # the tensors say which of them are in NF4, and how
-    config = from_hf(settings, str(path))
+    config = from_hf(without_format(settings), str(path))  # the tensors say which of them are quantized, and how
     generation = folder / "generation_config.json"
     if generation.is_file():
         more = Keys(read_json_object(generation), str(generation)).token_ids("eos_token_id")

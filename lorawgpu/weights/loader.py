@@ -78,6 +78,7 @@ def open_path(path: Path, name: str, options: ModelOptions) -> Checkpoint:
         checkpoint = HfFolder(path, name, options)
         note_unused(checkpoint)
         note_untied(checkpoint)
+        note_widened(checkpoint)
         return checkpoint
     if not path.is_file():
         raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
@@ -106,7 +107,7 @@ def note_untied(checkpoint: HfFolder) -> None:
         )
 
 
-def note_widened(checkpoint: GgufCheckpoint) -> None:
+def note_widened(checkpoint: GgufCheckpoint | HfFolder) -> None:
     """Print a note on stderr for tensors that become float32: what they are, and their memory."""
     shapes = expected_tensors(checkpoint.config)
     for kind, names in checkpoint.widened().items():

@@ -98,10 +98,12 @@ def mix_of(config: ModelConfig, name: str) -> Callable[[str], str]:
 
 
 def scale_words(store: Store, scale: float) -> tuple[int, int]:
-    """The first and third word of the scales that end a record of random codes, for weights of deviation `scale`."""
+    """A word of the scales and one of the offsets that end a record of random codes, for weights of deviation
+    `scale`."""
     if store.scales == "f32":
-        return 2 * (int(np.float32(scale * store.unit[0]).view(np.uint32)),)
-    words = [int(np.float16(scale * unit).view(np.uint16)) * 0x10001 for unit in store.unit]  # two f16 per word
+        words = [int(np.float32(scale * unit).view(np.uint32)) for unit in store.unit]
+    else:
+        words = [int(np.float16(scale * unit).view(np.uint16)) * 0x10001 for unit in store.unit]  # two f16 per word
     return (*words, 0, 0)[0], (*words, 0, 0)[1]
 
 
@@ -125,7 +127,9 @@ def synthetic_model(device, kernels, config: ModelConfig, store="bf16") -> Model
         words = tensor.nbytes // 4
         grid = fold_elements(words, 1)
         params = {"count": words, "stride": grid[0] * WG, "kind": kind, "seed": next(seeds), "scale": scale}
-        params |= {"record": store.elements, "scales": store.elements - store.scale_words}
+        first = store.elements - store.scale_words
+        params |= {"record": store.elements, "scales": first}
+        params |= {"offsets": first + store.scale_words // max(1, len(store.unit))}
         params |= dict(zip(("first", "second"), scale_words(store, scale), strict=True))
         plan.record("random_weights", "main", grid, params=params, out=tensor)
 

@@ -82,6 +82,7 @@ class Checkpoint(ABC):
     path: Path
     name: str  # what an adapter records as base_model_name_or_path
     quantized: bool = False  # whether any matrix is stored in blocks
+    in_4bit: bool = False  # whether another tool quantized its linear layers to 4 bits, so that load_in_4bit is done
     options: Mapping[str, str] = {}  # what the user said about it (weights/options.py)
     has_i2_s: bool = False  # whether any matrix is of a type whose layout the user may have to say
 

@@ -71,8 +71,8 @@ def merged_gguf(folder, case, arch):
 YARN, LONG = {"rope_type": "yarn", "factor": 2.0}, {"type": "longrope", "long_factor": [1.0] * 6}
 CASES = {
     "another quantization": (
-        partial(config, case="qwen3", quantization_config={"quant_method": "gptq", "bits": 4}),
-        "quantization_config: quant_method 'gptq' is not supported",
+        partial(config, case="qwen3", quantization_config={"quant_method": "hqq", "bits": 4}),
+        "quantization_config: quant_method 'hqq' is not supported",
     ),
     "experts": (partial(text_config, case="gemma4", enable_moe_block=True), "enable_moe_block (mixture of experts)"),
     "Qwen3.5": (partial(config, case="qwen3", model_type="qwen3_5"), "model_type 'qwen3_5' (gated delta nets)"),

@@ -8,6 +8,7 @@ import bitnet_gguf
 import numpy as np
 import test_bitsandbytes
 import test_gguf
+from packed_models import DECLARED, write_packed
 from test_tokenizer import gguf_values
 from tiny_tokenizer import backend
 
@@ -118,7 +119,7 @@ HF = {
                            "high_freq_factor": 1}), "low_freq_factor 4.0 is not below high_freq_factor 1.0"),
     "bitnet without quantization": (partial(config, base=TERNARY, quantization_config=...), "needs a quantization_con"),
     "quantization of a word": (partial(config, base=TERNARY, quantization_config="b"), "wanted an object of settings"),
-    "another quantization": (partial(quantization, quant_method="gptq"), "quant_method 'gptq' is not supported"),
+    "another quantization": (partial(quantization, quant_method="fp8"), "quant_method 'fp8' is not supported"),
     "norm in the quantizer": (partial(quantization, use_rms_norm=True), "use_rms_norm True is not supported"),
     "kept in bf16": (partial(quantization, modules_to_not_convert=["q_proj"]), "modules_to_not_convert ['q_proj'] is"),
     "another linear": (partial(quantization, linear_class="fancy"), "linear_class 'fancy' is not known"),
@@ -373,4 +374,59 @@ BITNET = {
     "an option of another value": (lambda t: bitnet(t, "i2_s_layout=tl1"), "is 'tl1'; wanted x86, x86_rows or arm"),
     "an option that no file needs": (lambda t: [*evaluate(t), "--model-option", "i2_s_layout=x86"], "no tensor is of"),
 }  # fmt: skip
-CASES = HF | GGUF | NF4 | BITNET | TOKENIZER
+Q = "model.layers.0.self_attn.q_proj."
+
+
+def packed(form, edit=lambda tensors: None, *changes, **keys):
+    """A model of a quantized format; changes: settings in its quantization_config, for compressed-tensors also of its
+    group and of the group's weights; keys: of config.json."""
+
+    def build(folder):
+        config = json.loads(json.dumps(DECLARED[form]))
+        settings = config["quantization_config"]
+        places = [settings]
+        if form == "compressed-tensors":
+            group = settings["config_groups"]["group_0"]
+            places += [group, group["weights"]]
+        for place, keys_of_it in zip(places, changes, strict=False):
+            place |= keys_of_it
+        write_packed(folder / "m", form, edit, config | keys)
+        return evaluate(folder, folder / "m")
+
+    return build
+
+
+def part(name, value):
+    return lambda tensors: tensors.update({Q + name: np.asarray(value)})
+
+
+def none(tensors):
+    pass
+
+
+PACKED = {
+    "mlx of three bits": (packed("mlx", part("weight", np.zeros((64, 6), np.uint32))), "3 bits in groups of 32 are"),
+    "mlx of small groups": (packed("mlx", part("scales", np.ones((64, 4), np.float16))), "4 bits in groups of 16 are"),
+    "mlx of another mode": (packed("mlx", quantization={"group_size": 32, "bits": 4, "mode": "mxfp4"}), "mode 'mxfp4'"),
+    "mlx without biases": (packed("mlx", lambda t: t.pop(Q + "biases")), "its biases is missing; wanted BF16"),
+    "mlx of vectors": (packed("mlx", part("scales", np.ones(2, np.float16))), "its scales is F16 [2]; wanted a matrix"),
+    "mlx of nothing": (lambda t: config(t, quantization={"group_size": 64, "bits": 4}), "declares mlx, but no tensor"),
+    "a quantized norm": (packed("mlx", lambda t: t.update({"model.norm.scales": np.ones(2, np.float16)})),
+                         "model.norm.weight is quantized; wanted a tensor of shape [64]"),
+    "mlx of infinite scales": (packed("mlx", part("scales", np.full((64, 2), np.inf, np.float16))),
+                               "has scales that are not finite; the file is damaged"),
+    "gptq of three bits": (packed("gptq", none, {"bits": 3}), "bits 3 is not supported, wanted 4 or 8; use"),
+    "gptq for a kernel": (packed("gptq", none, {"checkpoint_format": "marlin"}), "checkpoint_format 'marlin' is not"),
+    "gptq in another order": (packed("gptq", part("g_idx", np.arange(64, dtype=np.int32)[::-1].copy() // 32)),
+                              "its columns are grouped in another order (g_idx), as desc_act: true"),
+    "awq for a kernel": (packed("awq", none, {"version": "gemv"}), "version 'gemv' is not supported, wanted gemm"),
+    "compressed-tensors of fp8": (packed("compressed-tensors", none, {"format": "float-quantized"}), "'float-quant"),
+    "compressed-tensors of floats": (packed("compressed-tensors", none, {}, {}, {"type": "float"}), "type 'float' is"),
+    "compressed-tensors of int8 rows": (packed("compressed-tensors", none, {}, {"input_activations": {"num_bits": 8}}),
+                                        "input_activations are quantized; this is not supported"),
+    "compressed-tensors of no groups": (packed("compressed-tensors", none, {"config_groups": [1]}), "config_groups is"),
+    "compressed-tensors of no weights": (packed("compressed-tensors", none, {}, {"weights": None}), "weights is None"),
+    "compressed-tensors in order": (packed("compressed-tensors", part("weight_g_idx", np.zeros(64, np.int32))),
+                                    "actorder group (weight_g_idx) is not supported"),
+}  # fmt: skip
+CASES = HF | GGUF | NF4 | PACKED | BITNET | TOKENIZER

@@ -25,3 +25,10 @@ fn scaled(q: mat4x4<f32>, s: vec4<f32>) -> mat4x4<f32> { return mat4x4<f32>(q[0]
 fn affine(q: mat4x4<f32>, s: vec4<f32>, m: vec4<f32>) -> mat4x4<f32> {
     return mat4x4<f32>(q[0] * s.x - m.x, q[1] * s.y - m.y, q[2] * s.z - m.z, q[3] * s.w - m.w);
 }
+// The same for scales of 24 bits, whose products round too. The minimum changes no value of a model; without it a driver
+// may fuse product and difference, which rounds once where the format does twice.
+fn affine_rounded(q: mat4x4<f32>, s: vec4<f32>, m: vec4<f32>) -> mat4x4<f32> {
+    let p = scaled(q, s);
+    let most = vec4(0x1p100f);
+    return mat4x4<f32>(min(p[0], most) - m.x, min(p[1], most) - m.y, min(p[2], most) - m.z, min(p[3], most) - m.w);
+}
