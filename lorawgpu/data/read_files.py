@@ -143,9 +143,10 @@ def _layout(path: Path) -> str:
     """How a .json file holds its records: LINES, ARRAY, or in one object: the key of its list, or ONE if the object
     itself is the record."""
     with open_bytes(path) as stream:
-        line = next((line for _, line in split_lines(stream, 1)), b"")
-        if line[:1] == b"[":
+        if stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
             return ARRAY
+    with open_bytes(path) as stream:
+        line = next((line for _, line in split_lines(stream, 1)), b"")
         whole = _object(line)
         if whole is None and line[:1] == b"{":
             whole = _object(line + b"\n" + read_whole(path, stream))
