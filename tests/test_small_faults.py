@@ -23,6 +23,7 @@ from lorawgpu.data.token_store import Counts
 from lorawgpu.errors import UserError
 from lorawgpu.generate.prompt_file import read_prompts
 from lorawgpu.gpu import open_dry_device
+from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.setup import _advice, prepare
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
@@ -235,6 +236,19 @@ def test_a_base_with_nan_is_found_as_it_is_loaded(tmp_path, device, name, value)
     rewrite(folder, spoil)
     with pytest.raises(UserError, match=rf"{name}: has values that are not finite \(NaN or infinity\)"):
         load_model(device, open_checkpoint(folder))
+
+
+# Continuing from an adapter
+
+
+def test_before_is_the_adapter_to_continue_from(tmp_path, runs):
+    held = [{"path": str(write_data(tmp_path / "held.jsonl", samples=3, seed=7))}]
+    first = runs.train(write_config(tmp_path / "a", test_datasets=held, max_steps=2))
+    last = [r["eval_loss"] for r in read_metrics(first / "metrics.jsonl") if "eval_loss" in r][-1]
+    keys = {"adapter": str(first), "lora_r": None, "lora_alpha": None}
+    second = runs.train(write_config(tmp_path / "b", test_datasets=held, max_steps=1, **keys))
+    (before,) = [r["base_eval_loss"] for r in read_metrics(second / "metrics.jsonl") if "base_eval_loss" in r]
+    assert before == last
 
 
 # The Python API's errors
