@@ -73,7 +73,6 @@ ELSEWHERE = {
     "must be a string that is not empty, got": "test_generate_command.py",
     "has only answers: nothing": "test_generate_command.py",
     "cannot continue as plain text": "test_generate_command.py",
-    "free space on its disk": "test_loggers.py",
     # One file for llama.cpp or Ollama
     "rounding to -w, 0 and w destroys so small a change. Serve": "test_export_gguf_merged.py",
     "no tokenizer that GGUF knows": "test_export_gguf_merged.py",
