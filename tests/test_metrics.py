@@ -173,6 +173,16 @@ def in_terminal(command, columns: int) -> str:
     return shown.decode()
 
 
+def test_the_line_of_a_terminal_returns_to_training_after_an_evaluation(tmp_path, clock):
+    progress = Progress(MetricsLog(tmp_path / "m.jsonl"), total_steps=8, stream=Terminal())
+    with progress.paused(EVALUATING):
+        progress.doing("held-out loss: 10 of 40 tokens")
+        assert progress.bar.desc == "held-out loss: 10 of 40 tokens"
+        clock.tick(60.0)
+    assert progress.bar.desc == "01:00<00:00"
+    progress.close()
+
+
 def test_what_is_done_instead_of_training_is_shown_every_few_seconds(tmp_path, clock):
     stream = io.StringIO()
     progress = Progress(MetricsLog(tmp_path / "m.jsonl"), total_steps=8, stream=stream)

@@ -244,8 +244,8 @@ def test_a_best_loss_that_is_worse_than_the_base_models_is_marked(tmp_path, runs
     runs.train(write_config(tmp_path, val_set_size=3, eval_steps=2, max_steps=2, learning_rate=5.0))
     out, err = capsys.readouterr()
     base = re.search(r"before: held-out loss (\S+)", err)[1]
-    assert f", the best, not better than the base model's {base}\n" in err
-    assert f"at step 2, not better than the base model's {base}: " in out and "(of step 2, the best)" in out
+    assert f", the best, not better than the {base} before training\n" in err
+    assert f"at step 2, not better than the {base} before training: " in out and "(of step 2, the best)" in out
 
 
 def test_a_held_out_part_is_not_trained_on(tmp_path, runs):

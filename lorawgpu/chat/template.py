@@ -16,6 +16,7 @@ from lorawgpu.chat.content_independent import is_content_independent
 from lorawgpu.chat.tool_calls import wants_objects, with_objects
 from lorawgpu.errors import UserError
 from lorawgpu.files.paths import expand
+from lorawgpu.files.untrusted import decoded
 from lorawgpu.guard.limits import RENDERING
 from lorawgpu.util.suggest import nearest
 
@@ -257,7 +258,7 @@ def _text_or_file(jinja: str) -> str:
     if "{" in jinja or "\n" in jinja:
         return jinja
     try:
-        return expand(jinja).read_text("utf-8")
+        return decoded(expand(jinja).read_bytes()).replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"chat template {jinja}: not a readable file ({error}), and neither Jinja source nor a built-in template "

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.hub import GGUF_ON_HUB, is_hub_name
 from lorawgpu.files.ollama import PREFIX
 from lorawgpu.files.paths import absolute, expand
+from lorawgpu.files.untrusted import decoded
 from lorawgpu.util.suggest import nearest
 
 MAX_BYTES = 1 << 20  # no config is larger, but a data file passed by mistake is
@@ -73,7 +75,8 @@ def read_yaml(path: Path) -> ParsedYaml:
     if raw is None:
         raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes; wanted a YAML config (is this the data?)")
     try:
-        loader = yaml.SafeLoader(raw.decode("utf-8-sig"))
+        node = None
+        loader = yaml.SafeLoader(decoded(raw))
         node = loader.get_single_node()
         lines: dict[Location, int] = {}
         problems: list[ConfigProblem] = []
@@ -83,16 +86,44 @@ def read_yaml(path: Path) -> ParsedYaml:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}: save the file as UTF-8") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark = _mark(error)
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         if error.context == "expected a single document in the stream":
             raise UserError(f"{path}{line}: a second YAML document starts here; wanted just one, no `---`") from None
-        raise UserError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+        what = "what begins here does not end: " if mark and mark is error.context_mark else ""
+        raise UserError(f"{path}{line}: not valid YAML: {what}{error.problem or error.context}") from None
+    except yaml.reader.ReaderError as error:  # `position` counts characters
+        line = decoded(raw)[: error.position].count("\n") + 1
+        raise UserError(f"{path}, line {line}: not valid YAML: a character that YAML does not allow") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2024-99-99
-        raise UserError(f"{path}: not valid YAML: {str(error) or type(error).__name__}") from None
+        line = next((f", line {line}" for line in [_bad_value(node)] if line), "")
+        raise UserError(f"{path}{line}: not valid YAML: {str(error) or type(error).__name__}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: contains {_kind(data)}; wanted `key: value` lines")
     return ParsedYaml({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
+
+
+def _mark(error: yaml.MarkedYAMLError):
+    """Where the fault is: of what was begun and not ended its beginning, not the place where the parser gave up."""
+    unfinished = ("while scanning a quoted scalar", "while parsing a flow", "while scanning a simple key")
+    if error.context_mark and str(error.context).startswith(unfinished):
+        return error.context_mark
+    return error.problem_mark or error.context_mark
+
+
+def _bad_value(node) -> int | None:
+    """The line of the first value that YAML cannot make what it looks like, such as a date."""
+    pending = [node]
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                yaml.SafeLoader("").construct_document(node)
+            except ValueError:
+                return node.start_mark.line + 1
+        elif node is not None and len(pending) < MAX_BYTES:
+            pending += [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+    return None
 
 
 def _non_string_keys(node) -> list[ConfigProblem]:
@@ -191,8 +222,16 @@ def find_path(value: str, folders: list[Path], hub: bool) -> str:
             return candidate
     if hub and _HUB_NAME.fullmatch(value) and Path(value).suffix.lower() not in _FILE_SUFFIXES:
         return value
+    if hub and value.endswith(".gguf") and value.count("/") > 1 and is_hub_name(value):
+        return value
     where = "" if expand(value).is_absolute() else f" in {' or '.join(dict.fromkeys(map(str, folders)))}"
-    raise ValueError(f"{value!r} does not exist{where}" + ("; a hub name is owner/name" if hub else ""))
+    raise ValueError(f"{value!r} does not exist{where}" + _hub_hint(value, hub))
+
+
+def _hub_hint(value: str, hub: bool) -> str:
+    if not hub:
+        return ""
+    return f"; {GGUF_ON_HUB[0].lower()}{GGUF_ON_HUB[1:]}" if value.endswith(".gguf") else "; a hub name is owner/name"
 
 
 def format_problems(

@@ -66,6 +66,12 @@ def _pattern(value):
     return value
 
 
+def _not_all(value):
+    if isinstance(value, float) and value == 1:
+        raise ValueError("that is all samples, or one: wanted a fraction below 1, or 1 without a decimal point")
+    return value
+
+
 def _val_set_size(value):
     if value >= 1 and value != int(value):
         raise ValueError("wanted a whole number of samples, or a fraction below 1")
@@ -93,7 +99,7 @@ Flag = Annotated[bool, BeforeValidator(_flag_from_text)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Interval = Annotated[Positive, AfterValidator(_interval)]
-HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size)]
+HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size), BeforeValidator(_not_all)]
 Targets = Annotated[Literal["all-linear"] | str | list[str], BeforeValidator(_targets)]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
 TemplateArguments = Annotated[Arguments, AfterValidator(check_arguments)]

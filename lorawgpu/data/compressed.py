@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import MAX_POINTER, UTF16, decoded, refuse_pointer
 
 COMPRESSED = (".gz", ".zst")
 # How far a compressed file may expand beyond its first 8 MiB. Text compresses about 10:1, or 100:1 if every record
@@ -14,7 +15,22 @@ MAX_EXPANSION, MAX_WHOLE = 200, 32
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """The (decompressed) bytes of a file. UserError if zstandard is needed and not installed."""
+    """The (decompressed) bytes of a file, UTF-16 as UTF-8. UserError if zstandard is needed and not installed, and for
+    a Git LFS pointer."""
+    if path.stat().st_size <= MAX_POINTER:
+        refuse_pointer(path)
+    stream = _decompressed(path)
+    if stream.peek(2)[:2] not in UTF16:
+        return stream
+    with stream:
+        data = read_whole(path, stream)
+    try:
+        return io.BytesIO(decoded(data).encode())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid UTF-16 at byte {error.start + 1}: save the file as UTF-8") from None
+
+
+def _decompressed(path: Path) -> io.BufferedReader:
     if path.suffix.lower() == ".gz":
         return _bounded(path, gzip.open(path, "rb"))
     if path.suffix.lower() == ".zst":

@@ -86,18 +86,21 @@ def detect_type(record: dict, source: SourceLine) -> str:
         )
     else:
         known = "; ".join(f"{name}: {' + '.join(keys)}" for name, (keys, _) in FORMATS.items())
-        what = f"no known format has these keys: {have}; wanted one of {known}. {_which_is_what(record)}"
+        what = (
+            f"no known format has these keys: {have}. A question and its answer are mapped by these lines in the data "
+            f"set's entry:{_mapping(record)}\nWithout them, wanted one of {known}"
+        )
     raise bad_line(*source, what)
 
 
-def _which_is_what(record: dict) -> str:
-    """How to name the keys of a question and its answer, as far as they are known."""
+def _mapping(record: dict) -> str:
+    """The lines of a data set's entry that say which keys are a question and its answer, as far as they are known."""
     questions, answers = candidates(record)
     texts = [key for key, value in record.items() if isinstance(value, str)]
-    question, answer = "` or `".join(questions) or "...", "` or `".join(answers) or "..."
     if not (questions and answers) and len(texts) == 2:
-        question, answer = (questions or texts)[0], (answers or texts)[-1]
-    return f"For a question and its answer, rename `{question}` to `instruction` and `{answer}` to `output`"
+        questions, answers = questions or texts[:1], answers or texts[1:]
+    lines = {"type": ["alpaca"], "field_instruction": questions or ["KEY"], "field_output": answers or ["KEY"]}
+    return "".join(f"\n    {name}: {' # or '.join(keys)}" for name, keys in lines.items())
 
 
 def check_type(name: str) -> str:

@@ -1,6 +1,7 @@
 """A preview of the training data, token by token, without loading the model."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -24,7 +25,12 @@ HIDDEN = {
 
 
 def preview_lines(
-    stores: Sequence[TokenStore], tokenizer: GuardedTokenizer | None, count: int, as_json: bool, color: bool
+    stores: Sequence[TokenStore],
+    tokenizer: GuardedTokenizer | None,
+    count: int,
+    as_json: bool,
+    color: bool,
+    truncates: bool = False,
 ) -> Iterator[str]:
     """Lines to print: the first `count` samples in file order, then the counts of all.
 
@@ -41,14 +47,14 @@ def preview_lines(
             yield f"{file}, line {line}: {len(sample)} tokens, {sample.targets} of them targets"
             yield marked(sample, tokenizer, color) + "\n"
     counts = sum((store.counts for store in stores), Counts())
-    yield json.dumps(counts.as_dict()) if as_json else summary(counts)
+    yield json.dumps(counts.as_dict()) if as_json else summary(counts, truncates)
     if not as_json:
         yield from (f"  skipped: {line}" for store in stores for line in store.skipped)
 
 
 def marked(sample: Sample, tokenizer: GuardedTokenizer | None, color: bool) -> str:
     """The text of a sample with its target tokens marked; token ids instead of text if there is no tokenizer."""
-    opening, closing = (GREEN, RESET) if color else (OPEN, CLOSE)
+    opening, closing = (GREEN, RESET) if color else _brackets()
     is_target = sample.labels != IGNORE
     is_target[:1] = False  # nothing predicts the first token
     borders = [*(np.flatnonzero(np.diff(is_target)) + 1).tolist(), len(sample)]
@@ -65,16 +71,28 @@ def marked(sample: Sample, tokenizer: GuardedTokenizer | None, color: bool) -> s
     return out
 
 
-def summary(counts: Counts) -> str:
-    """One line of counts, and a line of advice for each thing that looks wrong."""
+def _brackets() -> tuple[str, str]:
+    """Marks that the output can show: a console of Windows may know 256 characters."""
+    try:
+        (OPEN + CLOSE).encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "[[", "]]"
+    return OPEN, CLOSE
+
+
+def summary(counts: Counts, truncates: bool = False) -> str:
+    """One line of counts, and a line of advice for each thing that looks wrong. `truncates`: excess_length_strategy is
+    truncate already."""
     text = (
         f"{counts.samples} samples, {counts.tokens} tokens ({counts.trained_tokens} targets), "
         f"{counts.truncated} truncated, {counts.dropped} dropped, {counts.skipped} bad lines skipped"
     )
     if counts.dropped:
         text += (
-            f"\nnote: {counts.dropped} samples dropped: they, or all their target tokens, are beyond sequence_len. "
-            "Raise it, or set excess_length_strategy: truncate"
+            f"\nnote: {counts.dropped} samples dropped: all their target tokens are beyond sequence_len. Raise it"
+            if truncates
+            else f"\nnote: {counts.dropped} samples dropped: they, or all their target tokens, are beyond sequence_len."
+            " Raise it, or set excess_length_strategy: truncate"
         )
     if counts.missing_eos:
         text += (

@@ -17,10 +17,13 @@ from typing import BinaryIO
 from lorawgpu.data.compressed import COMPRESSED, MAX_EXPANSION, bomb, limit, open_bytes, read_whole
 from lorawgpu.data.field_names import CONVERSATIONS
 from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import MAX_POINTER, UTF16, refuse_pointer
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 EXCERPT = 80  # characters of a bad line that its message quotes
 MAX_RECORD = 16 << 20  # bytes of a JSONL line: far beyond any sequence_len
+LINES, ARRAY, ONE = "lines", "an array", "one record"  # layouts of a .json file, besides the key of a list
+WRAPPERS = ("data", "train", "examples", "records", "rows", "samples", "instances", "items")
 PARQUET_ROWS = 2  # decoded at a time: a few bytes of Parquet can declare rows as long as the whole file
 
 
@@ -60,7 +63,15 @@ def data_suffix(path: Path) -> str:
 
 def is_uncompressed_jsonl(path: Path) -> bool:
     """Whether the file is uncompressed JSONL, so that byte ranges of whole lines can be read independently."""
-    return path.suffix.lower() in (".jsonl", ".ndjson") or (path.suffix.lower() == ".json" and not _is_array(path))
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return _layout(path) == LINES and not _is_utf16(path)
+    return suffix in (".jsonl", ".ndjson") and not _is_utf16(path)
+
+
+def _is_utf16(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(2) in UTF16
 
 
 def read(path: Path) -> Iterator[tuple[int, Raw]]:
@@ -72,9 +83,9 @@ def read(path: Path) -> Iterator[tuple[int, Raw]]:
         elif kind == ".csv":
             with open_bytes(path) as stream:
                 yield from _csv(str(path), stream)
-        elif kind == ".json" and _is_array(path):
+        elif kind == ".json" and (layout := _layout(path)) != LINES:
             with open_bytes(path) as stream:
-                yield from _array(str(path), read_whole(path, stream))
+                yield from _array(str(path), read_whole(path, stream), layout)
         else:
             with open_bytes(path) as stream:
                 yield from split_lines(stream, 1)
@@ -128,20 +139,48 @@ def _decode(file: str, line: int, raw: bytes) -> str:
         raise bad_line(file, line, what, raw.decode("utf-8", "replace")) from None
 
 
-def _is_array(path: Path) -> bool:
+def _layout(path: Path) -> str:
+    """How a .json file holds its records: LINES, ARRAY, or in one object: the key of its list, or ONE if the object
+    itself is the record."""
     with open_bytes(path) as stream:
-        return stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+        if stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+            return ARRAY
+    with open_bytes(path) as stream:
+        line = next((line for _, line in split_lines(stream, 1)), b"")
+        whole = _object(line)
+        if whole is None and line[:1] == b"{":
+            whole = _object(line + b"\n" + read_whole(path, stream))
+            if whole is not None and _list_key(whole) is None:
+                return ONE
+    return LINES if whole is None else _list_key(whole) or LINES
 
 
-def _array(file: str, data: bytes) -> Iterator[tuple[int, Raw]]:
-    """The elements of a JSON array with the line each starts on. After a syntax error nothing can be trusted: it is a
-    UserError for the whole file."""
+def _object(text: bytes) -> dict | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _list_key(whole: dict) -> str | None:
+    """The key of the records in an object that holds all of them."""
+    return next((key for key in WRAPPERS if isinstance(whole.get(key), list)), None)
+
+
+def _array(file: str, data: bytes, layout: str) -> Iterator[tuple[int, Raw]]:
+    """The elements of a JSON array, or of an object's list, with the line each starts on. After a syntax error nothing
+    can be trusted: it is a UserError for the whole file."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}, line {data[: error.start].count(10) + 1}: not valid UTF-8") from None
+    if layout == ONE:
+        yield 1, json.loads(text)
+        return
+    begin = text.index("[") if layout == ARRAY else _list_start(text, layout)
     decoder, blank = json.JSONDecoder(), re.compile(r"\s*")
-    at = blank.match(text, text.index("[") + 1).end()
+    at = blank.match(text, begin + 1).end()
     line, counted, more = 1, 0, text[at : at + 1] != "]"
     while more:
         line, counted = line + text.count("\n", counted, at), at
@@ -156,6 +195,18 @@ def _array(file: str, data: bytes) -> Iterator[tuple[int, Raw]]:
             why = "expected ',' or ']' after this element"
             raise UserError(f"{file}, line {line}: not valid JSON ({why}): {_excerpt(text, counted)}")
         at = blank.match(text, at + 1).end()
+
+
+def _list_start(text: str, key: str) -> int:
+    """Where the list of `key` begins in the text of a valid JSON object."""
+    decoder, blank = json.JSONDecoder(), re.compile(r"[\s:,]*")
+    at = blank.match(text, text.index("{") + 1).end()
+    while True:
+        name, at = decoder.raw_decode(text, at)
+        at = blank.match(text, at).end()
+        if name == key:
+            return at
+        at = blank.match(text, decoder.raw_decode(text, at)[1]).end()
 
 
 def _excerpt(text: str, at: int) -> str:
@@ -209,6 +260,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from None
+    if path.stat().st_size <= MAX_POINTER:
+        refuse_pointer(path)
     source = path
     if path.suffix.lower() in COMPRESSED:
         with open_bytes(path) as stream:

@@ -89,7 +89,7 @@ def run(argv: list[str]) -> None:
     config = config_of(args, checkpoint)
     data = load_data(config, text_setup_of_model(config, checkpoint), purpose="evaluate")
     if data.counts.truncated or data.counts.dropped or data.counts.boundary_tokens:
-        print(summary(data.counts), file=sys.stderr)
+        print(summary(data.counts, truncates=True), file=sys.stderr)
     for note in data.notes:
         print(f"note: {note}", file=sys.stderr)
     source = Concat(data.train)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lorawgpu.errors import UserError
 
+GGUF_ON_HUB = "A GGUF file of the hub is named owner/model/file.gguf, its repository owner/model"
 PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 HUB_NAME = re.compile(rf"(?P<repo>{PART}/{PART})(?:/(?P<file>(?:{PART}/)*{PART}\.gguf))?")
 # Not the whole repository: many have the same weights again in other formats.

@@ -8,13 +8,23 @@ import numpy as np
 
 from lorawgpu.errors import UserError
 
+LFS_POINTER, MAX_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
 MAX_JSON = 64 << 20  # the largest we read, tokenizer.json of a 256k vocabulary, is about 35 MB
+
+
+def decoded(raw: bytes) -> str:
+    """The text of a file in UTF-8, or in UTF-16 with a BOM, as PowerShell's `>` writes it; without the BOM.
+
+    UnicodeDecodeError if it is neither.
+    """
+    return raw.decode("utf-16" if raw[:2] in UTF16 else "utf-8-sig")
 
 
 def parse_json(text: bytes, source: str) -> object:
     """Strict UTF-8 JSON. UserError for bad syntax, a duplicate key, or nesting that is too deep."""
     try:
-        return json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
+        return json.loads(decoded(text), object_pairs_hook=_unique_keys)
     except RecursionError:
         raise UserError(f"{source}: JSON is nested too deeply.") from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
@@ -74,9 +84,22 @@ def file_size(path: Path) -> int:
     try:
         if not path.is_file():
             raise UserError(f"{path}: no such file.")
-        return path.stat().st_size
+        size = path.stat().st_size
+        if size <= MAX_POINTER:
+            refuse_pointer(path)
+        return size
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def refuse_pointer(path: Path) -> None:
+    """UserError for the few lines that Git leaves in the place of a large file that it has not fetched."""
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise UserError(
+                f"{path}: this is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or "
+                "download the file from the hub"
+            )
 
 
 def map_bytes(path: Path, offset: int, nbytes: int) -> np.ndarray:

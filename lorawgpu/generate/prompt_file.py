@@ -6,6 +6,7 @@ from pathlib import Path
 from lorawgpu.data.formats import to_example
 from lorawgpu.data.read_files import SUFFIXES, bad_line, parse, read
 from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import decoded
 
 Prompt = str | list[dict]
 KEYS = ("messages", "prompt", "text")  # of a record, the first one counts
@@ -32,7 +33,7 @@ def read_prompts(path: str) -> dict[int, Prompt]:
 
 def _lines(path: str) -> dict[int, str]:
     try:
-        text = Path(path).read_text("utf-8-sig")
+        text = decoded(Path(path).read_bytes()).replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}: save the file as UTF-8") from None
     return {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}

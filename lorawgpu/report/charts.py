@@ -105,7 +105,7 @@ def line_chart(
     zero: bool = False,
     log: bool = False,
 ) -> Chart:
-    """Values over steps. `marks`: bad steps; `level`: the base model's value, drawn as a horizontal line.
+    """Values over steps. `marks`: bad steps; `level`: the value before training, drawn as a horizontal line.
 
     `log`: use a log scale if all values are positive and span more than two decades. `zero`: begin at 0.
     """
@@ -121,7 +121,7 @@ def line_chart(
             marker = "o" if len(series) < MARKERS_BELOW else ""
             axes.plot(steps, numbers, color=color, linewidth=1.5, marker=marker, markersize=3, label=label)
         for _, value in level:
-            axes.axhline(value, color=GRAY, linewidth=1, linestyle="--", label="base model")
+            axes.axhline(value, color=GRAY, linewidth=1, linestyle="--", label="before training")
         for number, step in enumerate(marks[:MAX_MARKS]):
             axes.axvline(step, color=RED, linewidth=0.8, label="skipped: not finite" if not number else "")
         if marks or level or len(lines) > 1:

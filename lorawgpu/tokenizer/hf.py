@@ -12,7 +12,7 @@ import tokenizers
 
 from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, TOOL_USE_FILE
-from lorawgpu.files.untrusted import brief, read_bytes, read_json_object
+from lorawgpu.files.untrusted import brief, decoded, read_bytes, read_json_object
 from lorawgpu.guard import doing
 from lorawgpu.guard.limits import DECODING, TOKENIZING
 from lorawgpu.tokenizer.added_tokens import SPECIAL_TOKENS, add_declared
@@ -292,6 +292,6 @@ def _chat_templates(folder: Path, config: dict) -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return read_bytes(path, MAX_TEMPLATE).decode("utf-8")
+        return decoded(read_bytes(path, MAX_TEMPLATE))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8: {error}.") from None

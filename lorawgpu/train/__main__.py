@@ -114,7 +114,8 @@ def preview(config: TrainConfig, args: Namespace) -> int:
             print(f"chat_template_kwargs: {json.dumps(config.chat_template_kwargs, ensure_ascii=False)}")
         if data.counts.other_prompt and (note := prompt_note(text.template)):
             print(f"{note} ({data.counts.other_prompt} samples)")
-    for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty()):
+    truncates = config.excess_length_strategy == "truncate"
+    for line in preview_lines(data.stores, text.tokenizer, args.preview, args.json, sys.stdout.isatty(), truncates):
         print(line)
     if not args.json:
         for note in preview_notes(config, data):

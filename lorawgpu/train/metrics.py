@@ -214,6 +214,8 @@ class Progress:
             self.pauses[what] = self.pauses.get(what, 0.0) + took
             if what == EVALUATING:
                 self._evaluation = took
+            if not self.bar.disable:  # no longer what `doing` said
+                self.bar.set_description_str(self._line(self.start_step + self.steps), refresh=False)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

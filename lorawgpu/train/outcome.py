@@ -42,7 +42,7 @@ def base_loss(metrics: Path) -> float | None:
 
 def compared_to_base(loss: float, base: float | None) -> str:
     """A remark for a held-out loss that is not better than the base model's, else ""."""
-    return "" if base is None or loss < base else f", not better than the base model's {base:.4f}"
+    return "" if base is None or loss < base else f", not better than the {base:.4f} before training"
 
 
 def risen(losses: list[float], rate: float) -> str:

@@ -357,22 +357,27 @@ def _advice(run: Run, device, model, weights: dict) -> str:
     config, gc = run.config, run.config.gradient_checkpointing
     rows = config.sequence_len if config.sample_packing else run.longest
     sizes = [config.micro_batch_size >> i for i in range(1, config.micro_batch_size.bit_length())]
-    tries = [(f"micro_batch_size {n}", token_capacity(n, rows), gc) for n in sizes]
-    tries += [("gradient_checkpointing true", run.capacity, True)] if not gc else []
-    tries += [(f"gradient_checkpointing true and micro_batch_size {n}", token_capacity(n, rows), True) for n in sizes]
+    checkpoint = [] if gc else ["gradient_checkpointing true"]  # what is set already is no advice
+    tries = [([f"micro_batch_size {n}"], token_capacity(n, rows), gc) for n in sizes]
+    if not gc:
+        tries += [(checkpoint, run.capacity, True)]
+        tries += [([*checkpoint, f"micro_batch_size {n}"], token_capacity(n, rows), True) for n in sizes]
+    least = [*checkpoint, "micro_batch_size 1"] if config.micro_batch_size > 1 else checkpoint
     shorter = [rows >> i for i in range(1, rows.bit_length() - 4)]
-    tries += [
-        (f"gradient_checkpointing true, micro_batch_size 1 and sequence_len {n}", token_capacity(1, n), True)
-        for n in shorter
-    ]
-    for text, capacity, checkpointing in tries:
+    tries += [([*least, f"sequence_len {n}"], token_capacity(1, n), True) for n in shorter]
+    for settings, capacity, checkpointing in tries:
         device.memory.held = dict(weights)
         try:
             engine_of(run, device, model, capacity=capacity, checkpointing=checkpointing)
         except DeviceError:
             continue
-        return f"It would fit with {text} (raise gradient_accumulation_steps to keep the number of tokens per step)."
+        raised = " (raise gradient_accumulation_steps to keep the number of tokens per step)"
+        return f"It would fit with {_listed(settings)}{raised if 'micro_batch_size' in str(settings) else ''}."
     return (
         f"Not even one short sample fits next to {sum(weights.values()):,} bytes of weights: lower lora_r, or use a "
         "smaller model or another device."
     )
+
+
+def _listed(settings: list[str]) -> str:
+    return ", ".join(settings[:-1]) + " and " * (len(settings) > 1) + settings[-1]

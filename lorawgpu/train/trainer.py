@@ -254,8 +254,9 @@ class Trainer:
         return held_out is not None and self._record_evaluation(held_out)
 
     def _evaluate_base(self) -> None:
-        """Log held-out loss and sample answers of the base model, as a baseline for all evaluations."""
-        samples, held_out = self.evaluator.measure(base=True)
+        """Log held-out loss and sample answers before training, of the base model or the adapter to continue from, as a
+        baseline for all evaluations."""
+        samples, held_out = self.evaluator.measure(base=self.config.start_from is None)
         if samples is not None:
             self.progress.log.write(0, base_samples=samples)
         if held_out is not None:

@@ -24,6 +24,14 @@ CHUNK_WEIGHTS = 1 << 20  # weights packed and uploaded at a time: few enough for
 MAX_STAGED = 64 << 20  # bytes: the driver's library keeps what is written in host memory until the next submit
 
 
+NOT_FINITE = "has values that are not finite (NaN or infinity), so the model computes nothing; download it again"
+
+
+def is_finite(values: np.ndarray, dtype: str) -> bool:
+    """Whether no value is NaN or infinite, bf16 as uint16."""
+    return not ((values & 0x7F80) == 0x7F80).any() if dtype == "bf16" else bool(np.isfinite(values).all())
+
+
 @dataclass(frozen=True)
 class Lines:
     """A matrix on the host in the device's layout, packed as it is read. `rows` and `columns` are padded to 16."""
@@ -44,7 +52,14 @@ def lines_of(matrix) -> Lines:
 @lines_of.register
 def _(matrix: Dense) -> Lines:
     rows, columns = map(padded, matrix.data.shape)
-    return Lines(STORES[matrix.dtype], rows, columns, lambda i, j: pad_to(matrix.data[i:j], j - i, columns))
+
+    def read(first, last):
+        values = matrix.data[first:last]
+        if matrix.where and not is_finite(values, matrix.dtype):
+            raise UserError(f"{matrix.where}: {NOT_FINITE}")
+        return pad_to(values, last - first, columns)
+
+    return Lines(STORES[matrix.dtype], rows, columns, read)
 
 
 @lines_of.register

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.spec import LayerSpec
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.ops.rope import Heads, head_constants
 from lorawgpu.ops.weight import Weight
 from lorawgpu.util.progress import progress
-from lorawgpu.weights.device import Uploads, pad_vector, stack_weight
+from lorawgpu.weights.device import NOT_FINITE, Uploads, pad_vector, stack_weight
 from lorawgpu.weights.tensors import (
     NORM,
     PER_LAYER_MODEL,
@@ -186,10 +187,17 @@ class _Upload:
 
     def matrices(self, names: list[str], label: str) -> Weight:
         """Matrices stacked by rows."""
-        return stack_weight(self.uploads, [self.checkpoint.matrix(name) for name in names], label)
+        return stack_weight(self.uploads, [self._named(name) for name in names], label)
+
+    def _named(self, name: str):
+        """A matrix; the values of a dense one are checked as they are read."""
+        matrix = self.checkpoint.matrix(name)
+        return replace(matrix, where=f"{self.checkpoint.path}: {name}") if isinstance(matrix, Dense) else matrix
 
     def norm(self, name: str, scale: float = 1.0) -> Tensor:
         values = self.checkpoint.norm(name) * np.float32(scale)
+        if not np.isfinite(values).all():
+            raise UserError(f"{self.checkpoint.path}: {name}: {NOT_FINITE}")
         return self.device.upload(pad_vector(values), label=name, kind="weights")
 
     def constants(self, index: int, spec: LayerSpec, heads: Heads) -> Tensor:

@@ -221,7 +221,7 @@ def read_config(folder: Path, act: str | None = None) -> ModelConfig:
             f"and its base as the model{_base_of(folder)}."
         )
     if not path.is_file():
-        raise UserError(f"{folder}: no config.json; wanted a Hugging Face model folder or a .gguf file.")
+        raise UserError(f"{folder}: no config.json; {_ggufs_in(folder)}")
     settings = read_json_object(path)
     if act:
         settings = with_activation(settings, act)
@@ -232,6 +232,16 @@ def read_config(folder: Path, act: str | None = None) -> ModelConfig:
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
         check_sizes(config, str(generation))
     return config
+
+
+def _ggufs_in(folder: Path) -> str:
+    """What to name instead of a folder without a config."""
+    files = sorted(path for path in folder.glob("*.gguf") if "mmproj" not in path.name)
+    if not files:
+        return "wanted a Hugging Face model folder or a .gguf file."
+    if len(files) == 1:
+        return f"the model is a GGUF file in it: name that file, {files[0]}"
+    return f"it holds {len(files)} GGUF files: name one of them, such as {files[0]}"
 
 
 def _base_of(folder: Path) -> str:

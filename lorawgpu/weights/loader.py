@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from lorawgpu.errors import UserError
 from lorawgpu.files import ollama
-from lorawgpu.files.hub import download, is_hub_name
+from lorawgpu.files.hub import GGUF_ON_HUB, download, is_hub_name
 from lorawgpu.files.paths import expand
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
@@ -49,6 +49,8 @@ def _open(model: str | Path, options: ModelOptions) -> Checkpoint:
         return _open_gguf(ollama.find_model(name.removeprefix(ollama.PREFIX)), name, options)
     path = expand(name)
     if not path.exists() and is_hub_name(name):
+        if name.endswith(".gguf") and name.count("/") == 1:
+            raise UserError(f"{name}: no such file. {GGUF_ON_HUB}.")
         path = download(name)
     return open_path(path, name, options)
 

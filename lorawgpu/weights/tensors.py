@@ -33,6 +33,7 @@ class Dense:
 
     data: np.ndarray
     dtype: str
+    where: str = ""  # file and name, of a tensor whose values have to be finite
 
     def float32(self) -> np.ndarray:
         """The values widened to float32, which is exact."""

@@ -33,6 +33,14 @@ ELSEWHERE = {
     "not valid JSON (": "test_errors.py; the catalogue's case matches the longer message about an array",
     "conversation has no target tokens": "test_chat.py",
     "is of the split": "test_splits.py",
+    "a character that YAML does not allow": "test_small_faults.py",
+    "not valid UTF-16": "test_small_faults.py",
+    "Git LFS pointer": "test_small_faults.py",
+    "values that are not finite (NaN": "test_small_faults.py",
+    "{NOT_FINITE}": "test_small_faults.py",
+    "{GGUF_ON_HUB}": "test_small_faults.py",
+    "free space on its disk": "test_loggers.py, test_full_disk.py",
+    "cannot be imported (": "test_loggers.py",
     "{str(error)}": "test_tools.py: arguments that are not JSON",
     ", on the hub: {": "test_data_files.py",
     # What only a damaged or odd i2_s has, and the Python API
@@ -65,7 +73,6 @@ ELSEWHERE = {
     "must be a string that is not empty, got": "test_generate_command.py",
     "has only answers: nothing": "test_generate_command.py",
     "cannot continue as plain text": "test_generate_command.py",
-    "free space on its disk": "test_loggers.py",
     # One file for llama.cpp or Ollama
     "rounding to -w, 0 and w destroys so small a change. Serve": "test_export_gguf_merged.py",
     "no tokenizer that GGUF knows": "test_export_gguf_merged.py",
