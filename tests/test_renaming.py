@@ -147,6 +147,7 @@ def test_a_role_without_a_name_is_refused(samples):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
+        ({"split": "train[:10%]"}, "split: got 'train[:10%]'; missing here: a slice"),
         ({"shards": 3}, "shards: missing here: a part of a data set"),
         ({"type": {"format": "[INST] {instruction}"}}, "format: missing here: this change of the data"),
         ({"field_chosen": "a"}, "field_chosen: missing here: training on preferences"),

@@ -14,7 +14,7 @@ RENAMED = {
     "epochs": "num_epochs", "eval_dataset": "test_datasets", "flash_attn": "attn_implementation",
     "loftq_config": "load_in_4bit", "lora_rank": "lora_r", "lora_target": "lora_target_modules",
     "lr": "learning_rate", "lr_scheduler_type": "lr_scheduler", "max_length": "sequence_len",
-    "max_samples": "datasets.0.split", "max_seq_length": "sequence_len", "model": "base_model",
+    "max_samples": "datasets", "max_seq_length": "sequence_len", "model": "base_model",
     "model_name": "base_model", "model_name_or_path": "base_model", "neat_packing": "sample_packing",
     "num_train_epochs": "num_epochs", "optim": "optimizer", "packing": "sample_packing",
     "per_device_train_batch_size": "micro_batch_size", "preprocessing_num_workers": "dataset_num_proc",
@@ -27,7 +27,7 @@ RENAMED = {
 VALUES = {
     "additional_target": "a list of linear layers", "dataset": "[{path: FILE}]", "dataset_name": "[{path: FILE}]",
     "disable_gradient_checkpointing": "false", "eval_dataset": "[{path: FILE}]", "loftq_config": "true",
-    "lora_target": "all-linear, or a list", "max_samples": "train[:N]", "quantization_bit": "true",
+    "lora_target": "all-linear, or a list", "max_samples": "a file of so many lines", "quantization_bit": "true",
     "train_dataset": "[{path: FILE}]", "use_gradient_checkpointing": "true",
 }  # fmt: skip
 # What is so here anyway, or has no place here.
