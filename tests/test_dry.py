@@ -13,6 +13,7 @@ from tiny_run import byte_model, write_config
 from lorawgpu.config.schema import load_config
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.errors import DeviceError
+from lorawgpu.files.atomic import marked
 from lorawgpu.gpu import KernelCache, Plan, open_device, open_dry_device
 from lorawgpu.gpu import device as gpu_device
 from lorawgpu.lora.layout import AdapterLayout
@@ -86,13 +87,14 @@ def test_of_a_run_to_resume_it_writes_and_touches_nothing(tmp_path, capsys, runs
     """Not even to tidy up: the newest checkpoint is one whose replacement was cut short between its two renames."""
     config = write_config(tmp_path, max_steps=4, save_steps=2)
     folder = runs.train(config)
-    (folder / "checkpoint-4").rename(folder / ".checkpoint-4.replaced")
+    replaced = marked(folder / "checkpoint-4", "replaced")
+    (folder / "checkpoint-4").rename(replaced)
     shutil.copytree(folder / "checkpoint-2", folder / ".checkpoint-4.partial")
     if not cached:
         shutil.rmtree(tmp_path / "cache")
     before = tree(tmp_path)
     assert train_main([str(config), "--dry-run", "--resume", "--set", "max_steps=6"]) == 0
-    assert f"resumed from {folder / '.checkpoint-4.replaced'}" in capsys.readouterr().out
+    assert f"resumed from {replaced}" in capsys.readouterr().out
     assert tree(tmp_path) == before
     assert train_main([str(config), "--resume", "--set", "max_steps=6"]) == 0  # a real run does tidy up
     assert {p.name for p in folder.glob("*checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
