@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from lorawgpu import __version__
 from lorawgpu.errors import EXIT_CODES, INTERRUPTED, UserError, exit_code_of, explain
+from lorawgpu.util.printable import message
 from lorawgpu.util.streams import STDOUT, guarded, open_closed, print_anything
 from lorawgpu.util.suggest import nearest
 
@@ -61,7 +62,7 @@ def _code_of(run: Callable[[list[str]], int | None], argv: list[str]) -> int:
         name = getattr(error, "filename", None)
         if isinstance(error, BrokenPipeError) and name == STDOUT:
             return 0  # `lorawgpu generate ... | head`: not an error
-        print(f"error: {explain(error) if name else error}", file=sys.stderr)
+        print("error: " + message(explain(error) if name else str(error)), file=sys.stderr)
         return exit_code_of(error)
     except MemoryError as error:
         print(f"error: not enough memory: {str(error) or 'Python could not get more'}", file=sys.stderr)

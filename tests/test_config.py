@@ -231,6 +231,12 @@ def test_bad_values(write, text, words):
         ("a: [1\nb: 2\n", "run.yaml, line 1, column 4: not valid YAML: what begins here does not end"),
         ("a: !!python/object/apply:os.system [ls]\n", "not valid YAML: could not determine a constructor"),
         ("a: 2024-99-99\n", "not valid YAML"),
+        ('a: !!bool "maybe"\n', "not valid YAML: a value does not fit its tag"),
+        ("a: !!timestamp x\n", "not valid YAML: a value does not fit its tag"),
+        ("a: !!int ''\n", "not valid YAML"),
+        ("a: !!float x\n", "not valid YAML"),
+        ("a: !!set [1]\n", "not valid YAML"),
+        ("a: !!binary é\n", "not valid YAML"),
         ("[" * 5000, "not valid YAML"),
         ("seed: 1\n", "2 problems\n  base_model: missing"),
         ("base_model: model\ndatasets: []\n", "datasets: got []; wanted at least one"),
@@ -341,3 +347,12 @@ def test_exit_code_and_message_of_a_command(write, capsys):
     code = main_of(lambda argv: write("lora_r: -1\n") and 0)([])
     out, err = capsys.readouterr()
     assert code == 2 and out == "" and err.startswith("error: ") and "lora_r" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("key", ["datasets." + "9" * 5000 + ".path", "lora_r", "x" * 5000])
+def test_overrides_with_thousands_of_digits(tmp_path, key):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"base_model: {tmp_path}\ndatasets: [{{path: {tmp_path}}}]\n")
+    for value in ("9" * 5000, '!!bool "maybe"', "!!timestamp x"):
+        with pytest.raises(UserError):
+            load_config(path, [f"{key}={value}"])

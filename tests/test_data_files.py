@@ -5,7 +5,10 @@ import json
 import sys
 from types import ModuleType
 
+import pyarrow
 import pytest
+import zstandard
+from pyarrow import parquet
 
 from lorawgpu.data.find_files import files_to_train, find_files
 from lorawgpu.data.read_files import BadLine, parse, read
@@ -63,7 +66,16 @@ def test_elements_of_a_json_array_know_their_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", ['[{"a": 1},\n{"a": }]', '[{"a": 1},\n]', '[{"a": 1}\n,{"b": 1} {"c": 2}]', '[{"a": 1},\n{"b"']
+    "data",
+    [
+        '[{"a": 1},\n{"a": 2}][{"a": 3}]',
+        '[{"a": 1}\n] more',
+        "[\n] 1",
+        '[{"a": 1},\n{"a": }]',
+        '[{"a": 1},\n]',
+        '[{"a": 1}\n,{"b": 1} {"c": 2}]',
+        '[{"a": 1},\n{"b"',
+    ],
 )
 def test_a_broken_array_names_the_line(tmp_path, data):
     with pytest.raises(UserError, match="a.json, line 2: not valid JSON"):
@@ -187,3 +199,59 @@ def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
 def test_an_unknown_built_in_data_set_is_named():
     with pytest.raises(UserError, match="builtin:nothing: no built-in data set .* available: "):
         find_files("builtin:nothing")
+
+
+def test_a_zstandard_file_that_was_cut_off_is_refused(tmp_path):
+    """gzip notices by itself. Frames one after another are one file, as `zstd` concatenates them."""
+    lines = "".join(f'{{"text": "{i} {hash(str(i))}"}}\n' for i in range(9000)).encode()
+    pack = zstandard.ZstdCompressor().compress
+    whole = pack(lines)
+    (tmp_path / "a.jsonl.zst").write_bytes(whole + pack(b'{"text": "b"}\n'))
+    assert len(records(tmp_path / "a.jsonl.zst")) == 9001
+    for cut in (whole[: len(whole) // 2], whole[:-1], whole[:5], whole + whole[:-4]):
+        (tmp_path / "b.jsonl.zst").write_bytes(cut)
+        with pytest.raises(UserError, match=r"b.jsonl.zst: cannot be read: it ends in the middle .* was cut off"):
+            records(tmp_path / "b.jsonl.zst")
+    (tmp_path / "c.jsonl.zst").write_bytes(whole + b"no frame")
+    with pytest.raises(UserError, match=r"c.jsonl.zst: cannot be read"):
+        records(tmp_path / "c.jsonl.zst")
+
+
+def test_times_in_parquet_are_text(tmp_path):
+    """Wanted: ISO 8601, as Arrow's documentation of casts has it; pandas' default is nanoseconds."""
+    rows = {
+        "text": ["a", "b"],
+        "ns": pyarrow.array([1_700_000_000_000_000_001, None], pyarrow.timestamp("ns")),
+        "zoned": pyarrow.array([0, 1], pyarrow.timestamp("us", "UTC")),
+        "day": pyarrow.array([0, 2**31 - 1], pyarrow.date32()),
+        "time": pyarrow.array([1, 2], pyarrow.time64("ns")),
+        "took": pyarrow.array([5, 6], pyarrow.duration("ns")),
+        "turns": pyarrow.array([[{"at": 0, "role": "user"}], []], pyarrow.list_(
+            pyarrow.struct([("at", pyarrow.timestamp("ns")), ("role", pyarrow.string())]))),
+    }  # fmt: skip
+    parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    (_, first), (_, second) = records(tmp_path / "a.parquet")
+    assert first["text"] == "a" and second["text"] == "b" and "ns" not in second
+    assert first["ns"] == "2023-11-14 22:13:20.000000001" and first["day"] == "1970-01-01" and first["took"] == 5
+    assert first["zoned"].startswith("1970-01-01 00:00:00") and first["time"] == "00:00:00.000000001"
+    assert first["turns"] == [{"at": "1970-01-01 00:00:00.000000000", "role": "user"}]
+
+
+def test_a_cell_that_is_no_utf8_spoils_its_row_alone(tmp_path):
+    ends = pyarrow.array([0, 1, 3, 4], pyarrow.int32()).buffers()[1]
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 3, [None, ends, pyarrow.py_buffer(b"a\xff\xfec")])
+    parquet.write_table(pyarrow.table({"text": text}), tmp_path / "a.parquet")
+    first, bad, last = [raw for _, raw in read(tmp_path / "a.parquet")]
+    assert first == {"text": "a"} and last == {"text": "c"}
+    assert isinstance(bad, BadLine) and "a.parquet, line 2: a cell is not valid UTF-8" in str(bad)
+
+
+@pytest.mark.parametrize("cell", ["[" * 100_000, "[" + "9" * 5000 + "]"])
+def test_cells_that_no_parser_takes_stay_text(tmp_path, cell):
+    assert records(write(tmp_path, "a.csv", f'messages\n"{cell}"\n')) == [(2, {"messages": cell})]
+
+
+def test_many_columns_take_no_longer_than_their_number(tmp_path):
+    names = ",".join(f"c{i}" for i in range(300_000))
+    (_, row) = records(write(tmp_path, "a.csv", f"{names}\n{',' * 299_999}\n"))[0]
+    assert len(row) == 300_000

@@ -5,7 +5,7 @@ import pytest
 from oplab import Lab, check, normal
 
 from lorawgpu.doctor.elementwise import FRESH, cross_entropy, softcap
-from lorawgpu.ops.cross_entropy import cross_entropy_forward, loss_sum, loss_value
+from lorawgpu.ops.cross_entropy import cross_entropy_forward, cross_entropy_forward_backward, loss_sum, loss_value
 from lorawgpu.ops.softcap import softcap_forward
 
 SIZES = ((7, 123, 2), (2, 1, 2), (4, 5003, 3), (3, 128256, 2))  # rows, vocabulary, rows of a chunk
@@ -39,6 +39,24 @@ def test_a_soft_cap_does_not_hide_a_logit_that_is_not_finite(plan, value):
     lab.run()
     assert state.value[:2].tolist() == [1, 8]
     np.testing.assert_array_equal(np.isfinite(capped.value), np.isfinite(logits))
+
+
+@pytest.mark.parametrize("entry", [cross_entropy_forward, cross_entropy_forward_backward])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_target_beyond_the_vocabulary_is_noticed(plan, entry, weighted):
+    """Silently unused, it would lower the mean loss, which counts it."""
+    lab, rows = Lab(plan), 4
+    logits = lab.output(rows, 32, initial=normal(rows, 32))
+    state, losses = lab.output(16, initial=FRESH, dtype="u32"), lab.output(rows)
+    ids = lab.input(np.array([3, 32, -100, 2**31 - 1], np.int32))
+    weights = lab.input(np.ones(rows, np.float32)) if weighted else None
+    with lab.section:
+        entry(plan, losses.exact, logits.exact, ids, state.tensor, start=0, rows=rows, vocab=32, record_id=8,
+              row_weights=weights)  # fmt: skip
+    lab.run()
+    assert state.value[:2].tolist() == [1, 8]
+    assert np.isnan(losses.value).tolist() == [False, True, False, True] and losses.value[2] == 0
+    assert np.isfinite(logits.value).all()
 
 
 def test_soft_cap_in_place(plan):

@@ -1,5 +1,7 @@
 """Every store in every product that reads it, alone and fused with another store: exactly the stored values."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from oplab import Lab, check
@@ -66,7 +68,20 @@ def test_a_ternary_table_has_no_rows_to_look_up(plan):
     weight, _ = cases.weight_of(lab.device, "ternary", 16, 16)
     ids, x = lab.input(np.zeros(1, np.int32)), lab.rows(1, 16)
     with lab.section, pytest.raises(ValueError, match="rows of a ternary table cannot be looked up"):
-        embedding_forward(plan, x.tensor, ids, weight.parts, rows=1, width=16)
+        embedding_forward(plan, x.tensor, ids, weight.parts, rows=1, width=16, vocab=16)
+
+
+def test_tokens_without_a_row_in_the_table_are_noticed(plan):
+    """Also where the table is cut into parts, and where it is padded with rows that no token has."""
+    lab = Lab(plan)
+    weight, values = cases.weight_of(lab.device, "f32", 16, 16)
+    parts = [*weight.parts, *(replace(p, start=16 + p.start, stop=16 + p.stop) for p in weight.parts)]
+    ids, x = lab.input(np.array([20, 24, 3, 2**31 - 1, -1], np.int32)), lab.rows(5, 16)
+    with lab.section:
+        embedding_forward(plan, x.tensor, ids, parts, rows=5, width=16, vocab=24)
+    lab.run()
+    np.testing.assert_array_equal(x.value[[0, 2]], values[[4, 3]])
+    assert np.isnan(x.value[[1, 3, 4]]).all()
 
 
 @pytest.mark.parametrize("name", STORES)

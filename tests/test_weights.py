@@ -206,7 +206,7 @@ def test_random_blocks_are_of_the_usual_size(plan, store):
     lab = Lab(plan)
     ids, x = lab.input(np.arange(256, dtype=np.int32)), lab.rows(256, 256)
     with lab.section:
-        embedding_forward(plan, x.tensor, ids, weight.parts, rows=256, width=256)
+        embedding_forward(plan, x.tensor, ids, weight.parts, rows=256, width=256, vocab=256)
     lab.run()
     assert x.value.std() == pytest.approx(256**-0.5, rel=0.1) and abs(x.value.mean()) < 0.2 * x.value.std()
 

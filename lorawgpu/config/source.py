@@ -50,6 +50,11 @@ _SHORT = _Short()
 _WANTED = {"bool_type": "wanted true or false", "too_short": "wanted at least one"}
 _FILE_SUFFIXES = {".csv", ".gguf", ".gz", ".jinja", ".json", ".jsonl", ".parquet", ".safetensors", ".txt", ".zst"}
 
+# What PyYAML raises for values that do not fit their tags (a date such as 2024-99-99, `!!bool maybe`, `!!timestamp x`).
+BAD_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError)
+MISFIT = "a value does not fit its tag, or is nested too deeply"
+MAX_INDEX = 9  # digits of an index in a list
+
 _STRING_TAG = "tag:yaml.org,2002:str"
 
 Location = tuple[str | int, ...]
@@ -95,9 +100,10 @@ def read_yaml(path: Path) -> ParsedYaml:
     except yaml.reader.ReaderError as error:  # `position` counts characters
         line = decoded(raw)[: error.position].count("\n") + 1
         raise UserError(f"{path}, line {line}: not valid YAML: a character that YAML does not allow") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2024-99-99
+    except BAD_YAML as error:
         line = next((f", line {line}" for line in [_bad_value(node)] if line), "")
-        raise UserError(f"{path}{line}: not valid YAML: {str(error) or type(error).__name__}") from None
+        what = str(error) if isinstance(error, yaml.YAMLError | ValueError) else ""
+        raise UserError(f"{path}{line}: not valid YAML: {what or MISFIT}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: contains {_kind(data)}; wanted `key: value` lines")
     return ParsedYaml({key: value for key, value in data.items() if isinstance(key, str)}, lines, problems)
@@ -119,7 +125,7 @@ def _bad_value(node) -> int | None:
         if isinstance(node, yaml.ScalarNode):
             try:
                 yaml.SafeLoader("").construct_document(node)
-            except ValueError:
+            except BAD_YAML:
                 return node.start_mark.line + 1
         elif node is not None and len(pending) < MAX_BYTES:
             pending += [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
@@ -172,12 +178,12 @@ def apply_override(data: dict[str, Any], text: str) -> Location:
     An index one past the end of a list appends. UserError for a key that cannot be set.
     """
     key, equals, value_text = text.partition("=")
-    where = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
+    where = tuple(int(part) if part.isdecimal() and len(part) <= MAX_INDEX else part for part in key.strip().split("."))
     if not equals or "" in where:
         raise UserError(f"--set {text}: wanted key=value, such as learning_rate=1e-4 or datasets.0.path=chats.jsonl")
     try:
         value = yaml.safe_load(value_text)
-    except (yaml.YAMLError, RecursionError, ValueError):
+    except BAD_YAML:
         value = value_text
     target: Any = data
     for depth, part in enumerate(where):

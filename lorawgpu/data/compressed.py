@@ -2,6 +2,7 @@
 
 import gzip
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,9 @@ COMPRESSED = (".gz", ".zst")
 # How far a compressed file may expand beyond its first 8 MiB. Text compresses about 10:1, or 100:1 if every record
 # repeats the same prompt; a decompression bomb 1000:1 and more. Files that are held in memory whole get less.
 MAX_EXPANSION, MAX_WHOLE = 200, 32
+
+
+COMPRESSED_BLOCK = 4 << 10  # bytes; a block of the worst bomb becomes a hundred megabytes
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -38,8 +42,7 @@ def _decompressed(path: Path) -> io.BufferedReader:
             import zstandard
         except ImportError:
             raise UserError(f"{path}: reading .zst files needs zstandard: pip install zstandard") from None
-        decompressor = zstandard.ZstdDecompressor()
-        return _bounded(path, decompressor.stream_reader(path.open("rb"), read_across_frames=True, closefd=True))
+        return _bounded(path, _Zstandard(path.open("rb"), zstandard.ZstdDecompressor().decompressobj))
     return path.open("rb")
 
 
@@ -64,6 +67,38 @@ def read_whole(path: Path, stream: BinaryIO) -> bytes:
 
 def _bounded(path: Path, stream: BinaryIO) -> BinaryIO:
     return io.BufferedReader(_Bounded(path, stream), 1 << 18)
+
+
+class _Zstandard(io.RawIOBase):
+    """The frames of a file, one after another. EOFError if the last one is cut off, which the library's own reader does
+    not tell."""
+
+    def __init__(self, stream: BinaryIO, start: Callable):
+        self.stream, self.start, self.frame = stream, start, None
+        self.ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self.ready and (data := self.stream.read(COMPRESSED_BLOCK)):
+            pieces = []
+            while data:
+                self.frame = self.frame or self.start()
+                pieces.append(self.frame.decompress(data))
+                data = self.frame.unused_data
+                if self.frame.eof:
+                    self.frame = None
+            self.ready = memoryview(b"".join(pieces))
+        if not self.ready and self.frame:
+            raise EOFError("it ends in the middle of its compressed data: it was cut off; download or copy it again")
+        count = min(len(buffer), len(self.ready))
+        buffer[:count], self.ready = self.ready[:count], self.ready[count:]
+        return count
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
 
 
 class _Bounded(io.RawIOBase):

@@ -27,7 +27,7 @@ from lorawgpu.data.read_files import BadLine, parse, read
 from lorawgpu.data.renaming import Renaming
 from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import Counts, StoreWriter, TokenStore
-from lorawgpu.data.workers import encode_files
+from lorawgpu.data.workers import allow_array, encode_files
 from lorawgpu.errors import UserError
 from lorawgpu.guard.status import begin
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
@@ -238,6 +238,7 @@ def _detected(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, SourceL
 def _detect_type(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, SourceLine]:
     """The type of the first good record, which holds for the whole data set, and where that record is."""
     for file in files:
+        allow_array(file)
         for line, raw in read(file):
             begin(line)
             try:

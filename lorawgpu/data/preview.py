@@ -9,6 +9,7 @@ import numpy as np
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.token_store import Counts, TokenStore
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
+from lorawgpu.util.printable import message, printable
 
 GREEN, RESET = "\x1b[30;42m", "\x1b[0m"
 OPEN, CLOSE = (
@@ -44,12 +45,12 @@ def preview_lines(
             text = None if tokenizer is None else tokenizer.decode(ids)
             yield json.dumps({"line": line, "input_ids": ids, "labels": labels, "text": text}, ensure_ascii=False)
         else:
-            yield f"{file}, line {line}: {len(sample)} tokens, {sample.targets} of them targets"
+            yield f"{printable(file)}, line {line}: {len(sample)} tokens, {sample.targets} of them targets"
             yield marked(sample, tokenizer, color) + "\n"
     counts = sum((store.counts for store in stores), Counts())
     yield json.dumps(counts.as_dict()) if as_json else summary(counts, truncates)
     if not as_json:
-        yield from (f"  skipped: {line}" for store in stores for line in store.skipped)
+        yield from (f"  skipped: {message(line)}" for store in stores for line in store.skipped)
 
 
 def marked(sample: Sample, tokenizer: GuardedTokenizer | None, color: bool) -> str:
@@ -65,7 +66,7 @@ def marked(sample: Sample, tokenizer: GuardedTokenizer | None, color: bool) -> s
             piece = " ".join(str(i) for i in sample.input_ids[start:end]) + " "
         else:  # decode from the start each time: some decoders treat the first token specially
             decoded = tokenizer.decode(sample.input_ids[:end].tolist())
-            piece, shown = decoded[len(shown) :], decoded
+            piece, shown = printable(decoded[len(shown) :]), decoded
         out += f"{opening}{piece}{closing}" if is_target[start] else piece
         start = end
     return out

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from lorawgpu.data.arrow_columns import plain_column
 from lorawgpu.data.compressed import COMPRESSED, MAX_EXPANSION, bomb, limit, open_bytes, read_whole
 from lorawgpu.data.field_names import CONVERSATIONS
 from lorawgpu.errors import UserError
@@ -182,6 +183,8 @@ def _array(file: str, data: bytes, layout: str) -> Iterator[tuple[int, Raw]]:
     decoder, blank = json.JSONDecoder(), re.compile(r"\s*")
     at = blank.match(text, begin + 1).end()
     line, counted, more = 1, 0, text[at : at + 1] != "]"
+    if not more:
+        at = blank.match(text, at + 1).end()
     while more:
         line, counted = line + text.count("\n", counted, at), at
         try:
@@ -195,6 +198,10 @@ def _array(file: str, data: bytes, layout: str) -> Iterator[tuple[int, Raw]]:
             why = "expected ',' or ']' after this element"
             raise UserError(f"{file}, line {line}: not valid JSON ({why}): {_excerpt(text, counted)}")
         at = blank.match(text, at + 1).end()
+    if at < len(text):
+        line += text.count("\n", counted, at)
+        why = "more text after the array; wanted one array in a file, or JSON lines (.jsonl)"
+        raise UserError(f"{file}, line {line}: not valid JSON ({why}): {_excerpt(text, at)}")
 
 
 def _list_start(text: str, key: str) -> int:
@@ -243,7 +250,8 @@ def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
 
 
 def _header(where: str, row: list[str]) -> list[str]:
-    if twice := next((name for i, name in enumerate(row) if name and name in row[:i]), None):
+    seen = set()
+    if twice := next((name for name in row if name and (name in seen or seen.add(name))), None):
         raise UserError(f"{where}: two columns are named {shorten(twice)!r}; rename or drop one")
     if len(row) == 1 and (separator := next((m for m in ";\t|" if m in row[0]), None)):
         raise UserError(f"{where}: columns are separated by {separator!r} ({shorten(row[0])!r}); save it with commas")
@@ -272,10 +280,19 @@ def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
             left -= batch.nbytes
             if left < 0:
                 raise bomb(path, MAX_EXPANSION)
-            for record in batch.to_pylist():
+            columns = [plain_column(column) for column in batch.columns]
+            for index in range(batch.num_rows):
                 row += 1
-                yield row, _cells(_without_nulls(record))
-    except ArrowException as error:
+                try:
+                    values = [column[index].as_py() for column in columns]
+                except UnicodeDecodeError as error:
+                    yield row, bad_line(str(path), row, f"a cell is not valid UTF-8 ({error.reason})")
+                else:
+                    record = dict(zip(batch.schema.names, values, strict=True))
+                    yield row, _cells(_without_nulls(record))
+    except (ArrowException, ValueError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
 
 
@@ -300,7 +317,7 @@ def _cells(record: dict) -> dict:
         if isinstance(value, str) and key in _LISTS:
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
                 pass  # stays a string: the format will say what it wanted instead
         out[key] = value
     return out

@@ -17,9 +17,9 @@ from lorawgpu import guard
 from lorawgpu.chat.hidden import KINDS
 from lorawgpu.data.batching import Sample
 from lorawgpu.data.compressed import COMPRESSED
-from lorawgpu.data.encode import Encoder
+from lorawgpu.data.encode import Encoded, Encoder
 from lorawgpu.data.formats import SourceLine
-from lorawgpu.data.read_files import BadLine, Raw, is_uncompressed_jsonl, read, split_lines
+from lorawgpu.data.read_files import BadLine, Raw, bad_line, data_suffix, is_uncompressed_jsonl, read, split_lines
 from lorawgpu.data.token_store import Chunk, Counts, StoreWriter
 from lorawgpu.errors import UserError
 from lorawgpu.guard.status import begin
@@ -30,6 +30,7 @@ WHOLE = 256 << 10  # bytes of a compressed file, or a table, below which one tas
 MIN_PARALLEL = 16 << 20  # bytes of data below which starting processes does not pay
 MEMORY = 750 << 20  # bytes for all workers together, unless the user says how many there are
 WORKER, PER_TOKEN = 45 << 20, 640  # bytes: Python and its libraries; the tokenizer, per vocabulary entry
+ARRAY_MEMORY = 4  # times its size that a JSON array takes when it is read
 MAX_STOPPED = 10  # records of a data set that may meet a limit, before the data set is given up
 
 
@@ -121,8 +122,15 @@ def _ranges(number: int, file: Path) -> Iterator[_Task]:
         yield _Task(str(file), number, end - start, start, end - start, line)
 
 
+def allow_array(file: Path) -> None:
+    """In a worker: memory for a JSON array, which is held there whole."""
+    more = ARRAY_MEMORY * file.stat().st_size if data_suffix(file) == ".json" else 0
+    guard.allow_work(more)
+
+
 def _batches(file: Path) -> Iterator[tuple[int, bytes]]:
     """In a worker: the records of a file, pickled, in batches; and about how many bytes each batch has."""
+    allow_array(file)
     records, size = [], 0
     for line, raw in read(file):
         begin(line)
@@ -197,7 +205,7 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         try:
             if line in task.stopped:
                 raise BadLine(task.stopped[line])
-            encoded = encoder(task.file, line, raw)
+            encoded = _encoded(encoder, task.file, line, raw)
         except BadLine as error:
             if not skip_bad_lines:
                 raise
@@ -236,6 +244,13 @@ def _encode(task: _Task, encoder: Encoder, skip_bad_lines: bool) -> Chunk:
         ),
         skipped,
     )
+
+
+def _encoded(encoder: Encoder, file: str, line: int, raw: Raw) -> Encoded:
+    try:
+        return encoder(file, line, raw)
+    except RecursionError:
+        raise bad_line(file, line, "its values are nested too deeply") from None
 
 
 def _records(task: _Task) -> Iterator[tuple[int, Raw]]:

@@ -177,7 +177,7 @@ def embedding(lab, stores, columns, *widths):
         start += weight.rows
     rows, width = len(ids), len(tables[0])
     x, indices = lab.rows(rows, width), lab.input(np.array(ids, np.int32))
-    embedding_forward(lab.plan, x.tensor, indices, parts, rows=rows, width=width, scale=2.0)
+    embedding_forward(lab.plan, x.tensor, indices, parts, rows=rows, width=width, vocab=start, scale=2.0)
     return lambda: {"x": (x.value, 2 * np.array(tables))}
 
 

@@ -9,6 +9,7 @@ from lorawgpu.export.source import ExportSource
 from lorawgpu.files.untrusted import read_json_object
 from lorawgpu.generate.prompts import Prompts
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
+from lorawgpu.tokenizer.hf import MAX_TOKENIZER
 from lorawgpu.weights.hf_folder import read_config
 
 TURNS = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
@@ -79,7 +80,7 @@ def _same_text(prompts: Prompts, eos: str) -> bool:
 
 def _list_as_added(path: Path, token_id: int, token: str) -> None:
     """Converters look up special tokens in the list of added ones."""
-    added = read_json_object(path).get("added_tokens") or []
+    added = read_json_object(path, MAX_TOKENIZER).get("added_tokens") or []
     if all(entry["content"] != token for entry in added):
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         entry = {"id": token_id, "content": token, **flags, "special": True}
@@ -87,5 +88,5 @@ def _list_as_added(path: Path, token_id: int, token: str) -> None:
 
 
 def _change(path: Path, **keys) -> None:
-    data = read_json_object(path) if path.is_file() else {}
+    data = read_json_object(path, MAX_TOKENIZER) if path.is_file() else {}
     path.write_text(json.dumps(data | keys, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from lorawgpu.errors import UserError
 
 LFS_POINTER, MAX_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
-MAX_JSON = 64 << 20  # the largest we read, tokenizer.json of a 256k vocabulary, is about 35 MB
+MAX_JSON = 16 << 20  # bytes; a config has a few thousand, the index of a large model a few million
 
 
 def decoded(raw: bytes) -> str:
@@ -46,9 +46,9 @@ def brief(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def read_json_object(path: Path) -> dict:
-    """The JSON object in a file of at most 64 MiB. UserError if there is none."""
-    data = parse_json(read_bytes(path, MAX_JSON), str(path))
+def read_json_object(path: Path, limit: int = MAX_JSON) -> dict:
+    """The JSON object in a file of at most `limit` bytes. UserError if there is none."""
+    data = parse_json(read_bytes(path, limit), str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path}: wanted a JSON object, got {type(data).__name__}.")
     return data

@@ -24,6 +24,7 @@ from lorawgpu.generate.prompts import template_arguments
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.gpu import device_errors
 from lorawgpu.lora.base_name import base_for, note_other_base
+from lorawgpu.util.printable import printable
 from lorawgpu.util.progress import progress
 from lorawgpu.weights.options import parse_options
 
@@ -92,7 +93,7 @@ def show(llm: LoadedModel, prompt, options: dict, side: str = "") -> str:
     ended, pieces = Ended(), []
     for piece in llm.stream(prompt, ended=ended, **options):
         pieces.append(piece)
-        print(piece, end="", flush=True)
+        print(printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
     print(flush=True)  # before the note, even if both go to one file
     if ended.reason != "stop":
         why = "--max-new-tokens" if ended.reason == "length" else "the model's context"

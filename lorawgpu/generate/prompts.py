@@ -9,7 +9,7 @@ import yaml
 from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.chat.builtin import BUILT_IN, FALLBACK
 from lorawgpu.chat.template import GuardedTemplate, TemplateFailed, resolve_template
-from lorawgpu.config.source import read_yaml
+from lorawgpu.config.source import BAD_YAML, read_yaml
 from lorawgpu.errors import UserError
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, RUN_CONFIG_FILE, TOOL_USE_FILE
 from lorawgpu.files.untrusted import read_bytes
@@ -62,7 +62,7 @@ def template_arguments(text: str | None) -> Arguments:
     """The value of --chat-template-kwargs, in JSON or YAML. UserError if it is neither."""
     try:
         return {} if text is None else yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError):
+    except BAD_YAML:
         raise UserError(f"--chat-template-kwargs {text}: not valid YAML; wanted '{{name: value}}'") from None
 
 

@@ -92,7 +92,7 @@ def _matching(choice: str, adapters: list) -> tuple[list, str]:
         if found := cpus if choice == "cpu" else gpus:
             return found, f"device {choice}"
         raise UserError(f"device {choice!r}: no such adapter; found\n  {listing}\n{INSTALL_HINT}")
-    if choice.isdecimal():
+    if choice.isdecimal() and len(choice) < 10:
         if int(choice) < len(adapters):
             return [adapters[int(choice)]], f"device {choice}"
         raise UserError(f"device {choice!r}: no adapter has that index; found\n  {listing}")

@@ -7,7 +7,8 @@ never renders, tokenizes or decodes anything itself.
 """
 
 from lorawgpu.guard.kept import Kept, loading
+from lorawgpu.guard.memory import allow_work
 from lorawgpu.guard.status import doing
 from lorawgpu.guard.worker import Worker, WorkerStopped, call, shared_worker
 
-__all__ = ["Kept", "WorkerStopped", "Worker", "call", "doing", "loading", "shared_worker"]
+__all__ = ["Kept", "WorkerStopped", "allow_work", "Worker", "call", "doing", "loading", "shared_worker"]

@@ -73,7 +73,7 @@ class Scratch:
 def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
     """Return the last hidden state of the tokens in `rows` (ops.decode_state); their k and v go to the caches."""
     parts = c.model.embedding.parts
-    shape = {"rows": c.rows, "width": c.config.hidden_size}
+    shape = {"rows": c.rows, "width": c.config.hidden_size, "vocab": c.config.vocab_size}
     x = s.x
     embedding_forward(c.plan, x, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
     if c.config.per_layer_input:

@@ -7,7 +7,7 @@ from lorawgpu.ops.embedding import embedding_forward
 
 def embed(c, x):
     """x [rows, C] = the embedding of the batch's ids."""
-    shape = {"rows": c.rows, "width": c.config.hidden_size}
+    shape = {"rows": c.rows, "width": c.config.hidden_size, "vocab": c.config.vocab_size}
     embedding_forward(c.plan, x, c.batch.ids, c.model.embedding.parts, scale=c.config.embed_scale, **shape)
     c.embedded = x
 

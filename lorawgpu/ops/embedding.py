@@ -3,8 +3,8 @@
 from lorawgpu.ops.checks import expect, expect_rows, fold_elements
 
 
-def embedding_forward(plan, x, ids, parts, *, rows, width, scale=1.0):
-    """x [rows, width] = table[ids] * scale.
+def embedding_forward(plan, x, ids, parts, *, rows, width, vocab, scale=1.0):
+    """x [rows, width] = table[ids] * scale; NaN for ids that are not in [0, vocab).
 
     ids i32 [rows]; parts: the `Part`s of a `Weight`, which together cover every id; one record per part.
     ValueError for a store whose rows cannot be looked up.
@@ -16,7 +16,10 @@ def embedding_forward(plan, x, ids, parts, *, rows, width, scale=1.0):
         if store.lookup is None:
             raise ValueError(f"{table.label}: rows of a {store.name} table cannot be looked up")
         expect("part", table, store.shape(part.rows, ld), store.dtype)
-        params = {"rows": rows, "ld4": ld // 4, "row_start": part.start, "part_rows": part.rows, "scale": scale}
+        params = {"rows": rows, "ld4": ld // 4, "row_start": part.start, "part_rows": part.rows} | {
+            "vocab": vocab,
+            "scale": scale,
+        }
         by_row = store.lookup == "row"
         plan.record(
             "embedding",

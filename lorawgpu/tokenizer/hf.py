@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 MAX_TOKENIZER = 64 << 20  # bytes; the largest published tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # bytes
 TOOL_USE = "tool_use"  # the name of a template for conversations with tools
-MAX_GROWTH = 100  # times the length of the input
 
 
 class Tokenizer:
@@ -223,22 +221,7 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     with user_errors(str(path)):
         data = json.loads(text)
         _keep_spaces_in_offsets(data.get("post_processor"))
-        for part in ("normalizer", "decoder"):
-            if (growth := _growth(data.get(part))) > MAX_GROWTH:
-                raise UserError(f"{path}: its {part} can make a string {growth:,.0f} times as long; not supported.")
         return tokenizers.Tokenizer.from_str(json.dumps(data))
-
-
-def _growth(step: object) -> float:
-    """How many times longer the replacements of a normalizer or decoder can make a string. A few growing ones in a row
-    reach sizes at which the tokenizers library aborts the process."""
-    if not isinstance(step, dict):
-        return 1.0
-    content, pattern = step.get("content"), step.get("pattern")
-    plain = pattern.get("String") if isinstance(pattern, dict) else None
-    own = len(content) / max(1, len(plain) if isinstance(plain, str) else 0) if isinstance(content, str) else 1.0
-    inner = [*(step.get("normalizers") or []), *(step.get("decoders") or [])]
-    return math.prod(map(_growth, inner), start=max(1.0, own))
 
 
 def _keep_spaces_in_offsets(post_processor: object) -> None:
@@ -277,7 +260,7 @@ def _chat_templates(folder: Path, config: dict) -> dict[str, str]:
     `tokenizer_config.json`, where a single template is called `default`."""
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = {item.get("name"): item.get("template") for item in template if _is_named(item)}
     elif not isinstance(template, dict):
         template = {} if template is None else {"default": template}
     templates = {name: template[name] for name in ("default", TOOL_USE) if template.get(name) is not None}
@@ -288,6 +271,10 @@ def _chat_templates(folder: Path, config: dict) -> dict[str, str]:
     files = {"default": folder / CHAT_TEMPLATE_FILE, TOOL_USE: folder / TOOL_USE_FILE}
     read = {name: _text(path) for name, path in files.items() if path.is_file()}
     return read if "default" in read else templates | read
+
+
+def _is_named(item: object) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("name"), str)
 
 
 def _text(path: Path) -> str:

@@ -3,6 +3,7 @@
 Text is not cut into words: spaces become U+2581, and merges run over whole segments between special tokens.
 """
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from lorawgpu.files.gguf import GgufFile
 
 SPACE = "▁"  # SentencePiece's visible space
+MAX_MERGES = 16  # for each token; published models have two or three
 
 
 def is_gemma(file: "GgufFile") -> bool:
@@ -75,11 +77,17 @@ def _merges(file: "GgufFile", vocabulary: dict[str, int], types: np.ndarray) -> 
     scores = numbers(file, "scores", len(vocabulary), None)
     scores = -np.arange(len(vocabulary)) if is_gemma(file) else scores
     pieces = {token: float(scores[i]) for token, i in vocabulary.items() if types[i] == NORMAL}
-    merges = []
+    lengths = sorted({len(piece) for piece in pieces})
+    known, merges = set(lengths), []
     for piece, score in pieces.items():
-        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        pairs = [(left, right) for left, right in pairs if left in pieces and right in pieces]
+        cuts = [cut for cut in lengths[: bisect_left(lengths, len(piece))] if len(piece) - cut in known]
+        pairs = [(piece[:cut], piece[cut:]) for cut in cuts if piece[:cut] in pieces and piece[cut:] in pieces]
         pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += [(left, right, score) for left, right in pairs]
+        if len(merges) > MAX_MERGES * (len(pieces) + 1000):
+            raise UserError(
+                f"{file.path}: its {len(pieces):,} tokens are made of each other in more than {len(merges):,} ways; "
+                "the file is damaged"
+            )
     merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
     return [(left, right) for left, right, _ in merges]

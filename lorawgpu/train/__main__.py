@@ -38,6 +38,7 @@ from lorawgpu.train.setup import (
 from lorawgpu.train.shares import balanced
 from lorawgpu.train.summary import plan_text
 from lorawgpu.train.trainer import Trainer
+from lorawgpu.util.printable import printable
 from lorawgpu.util.streams import lasting_stdout
 
 EPILOG = (
@@ -143,10 +144,10 @@ def train(config: TrainConfig, args: Namespace, exchange: Exchange, notes: Notes
     if config.micro_batches_per_rank == "auto" and not args.dry_run:
         prepared = balanced(prepared, engine, snapshot)
     trainer = together(exchange, lambda: Trainer(prepared, engine, snapshot, Path(args.config)))
-    print(plan_text(trainer.plan), flush=True)
+    print(printable(plan_text(trainer.plan)), flush=True)
     if lines := notes.lines(sum(tensor.size for tensor in prepared.start.values())):
-        print("note     " + "\n         ".join(lines), flush=True)
-    print(f"output   {prepared.folder}" + (f", resumed from {path}" if path else ""), flush=True)
+        print(printable("note     " + "\n         ".join(lines)), flush=True)
+    print(printable(f"output   {prepared.folder}" + (f", resumed from {path}" if path else "")), flush=True)
     if args.resume and not path:
         print(f"resume   no checkpoint in {prepared.folder}: starting at step 1", flush=True)
     if args.dry_run:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 
+from lorawgpu.util.printable import printable
+
 STDOUT, STDERR = "standard output", "standard error"
 
 
@@ -21,7 +23,10 @@ class Guarded:
 
     def write(self, text: str) -> int:
         with self._guard():
-            self._stream.write(text)
+            try:
+                self._stream.write(printable(text, progress=True) if self._name == STDERR else text)
+            except UnicodeEncodeError:  # half a surrogate pair
+                self._stream.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
         return len(text)
 
     def flush(self) -> None:

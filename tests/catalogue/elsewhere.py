@@ -138,6 +138,9 @@ ELSEWHERE = {
     "{path.with_name(ADAPTER_CONFIG_FILE)}: {error}": "only adds the file name to another message",
     # The disk or another process
     "cannot be mapped": "a file that shrinks after its header was checked",
+    "its values are nested too deeply": "test_fuzz.py: a message of nested lists",
+    "are made of each other in more than": "test_sentencepiece.py",
+    "a cell is not valid UTF-8": "test_data_files.py",
     "after line {stopped.line}": "test_guard.py: what stops a reader; no file of a few kilobytes does",
     "line {source[1]}: {stopped}": "test_guard.py: what stops a record; the API names it like a line",
     "{task.file}: {stopped}": "test_guard.py: a worker that stops before its first line",

@@ -70,6 +70,21 @@ def _bomb_table(texts: list) -> bytes:
     return out.getvalue()
 
 
+def _table(columns: dict) -> bytes:
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), out)
+    return out.getvalue()
+
+
+def _no_utf8() -> bytes:
+    text = pyarrow.Array.from_buffers(
+        pyarrow.string(),
+        1,
+        [None, pyarrow.array([0, 3], pyarrow.int32()).buffers()[1], pyarrow.py_buffer(b"a\xff\xfe")],
+    )
+    return _table({"text": text})
+
+
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 BORN = {  # (kind, file) -> what was hostile from the start
     ("safetensors", "model.safetensors"): {
@@ -112,6 +127,38 @@ BORN = {  # (kind, file) -> what was hostile from the start
         "an open pattern": _tokenizer(normalizer=_replace({"Regex": "("}, "")),
         "text that grows": _tokenizer(
             normalizer={"type": "Sequence", "normalizers": [_replace({"String": "a"}, "a" * 90)] * 5}
+        ),
+        "a backtracking pattern in a normalizer": _tokenizer(normalizer=_replace({"Regex": "(a|a)*(a|aa)+$c"}, "")),
+        "a backtracking pattern of words": _tokenizer(
+            pre_tokenizer={"type": "Split", "behavior": "Removed", "invert": True, "pattern": {"Regex": "(a+)+(?=c)|x"}}
+        ),
+        "an empty pattern": _tokenizer(normalizer=_replace({"String": ""}, "a" * 1000)),
+        "an empty expression": _tokenizer(normalizer=_replace({"Regex": ""}, "a" * 1000)),
+        "no unknown token": _tokenizer(
+            model={"type": "WordPiece", "vocab": {"a": 0, "<s>": 1, "</s>": 2}, "unk_token": "[UNK]",
+                   "continuing_subword_prefix": "##", "max_input_chars_per_word": 9}, added_tokens=[],
+        ),
+        "words without an unknown one": _tokenizer(
+            model={"type": "WordLevel", "vocab": {"a": 0, "<s>": 1, "</s>": 2}, "unk_token": "[UNK]"}, added_tokens=[],
+        ),
+        "pieces without an unknown one": _tokenizer(
+            model={"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None, "byte_fallback": False}, added_tokens=[],
+        ),
+        "a precompiled map of noise": _tokenizer(
+            normalizer={"type": "Precompiled", "precompiled_charsmap": "AAEAAP///3////9/gICAgICAgICAgICAgICAgA=="}
+        ),
+        "a precompiled map that is short": _tokenizer(
+            normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+        ),
+        "megabytes before each text": _tokenizer(normalizer={"type": "Prepend", "prepend": "ab" * 4 * MIB}),
+        "ids of a billion": _tokenizer(
+            model={"type": "BPE", "vocab": {"a": 0, "b": 10**9, "<s>": 2, "</s>": 3}, "merges": []}, added_tokens=[],
+        ),
+        "deep steps": _tokenizer(normalizer=json.loads(
+            '{"type": "Sequence", "normalizers": [' * 90 + '{"type": "NFC"}' + "]}" * 90)),
+        "padding of a million": _tokenizer(
+            padding={"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                     "pad_type_id": 0, "pad_token": "<s>"}
         ),
         "text that grows when decoded": _tokenizer(
             decoder={"type": "Sequence", "decoders": [_replace({"String": "a"}, "a" * 90)] * 5}
@@ -169,6 +216,42 @@ BORN = {  # (kind, file) -> what was hostile from the start
         "zeros": bytes(100_000),
         "blank lines": b"\n" * 500_000,
         "nothing": b"",
+    },
+    ("data", "e.jsonl"): {
+        "a long text": json.dumps({"text": "ab " * 5 * MIB}).encode(),
+        "a text of one letter": json.dumps({"text": "a" * 15 * MIB}).encode(),
+        "brackets in tools": json.dumps(
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+             "tools": "[" * 100_000}
+        ).encode(),
+        "digits in tools": json.dumps(
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+             "tools": "[" + "9" * 5000 + "]"}
+        ).encode(),
+        "a message of nested lists": (
+            b'{"messages": [{"role": "user", "content": "a", "x": ' + b"[" * 900 + b"]" * 900
+            + b'}, {"role": "assistant", "content": "b"}]}'
+        ),
+    },
+    ("data", "e.json"): {
+        "two arrays": json.dumps([{"text": "a"}] * 9).encode() * 2,
+        "an array and a word": json.dumps([{"text": "a"}]).encode() + b"\nmore",
+    },
+    ("data", "e.csv"): {
+        "a cell of 50 MB": b"text\n" + b"a" * 50 * MIB + b"\n",
+        "300,000 columns": b",".join(b"c%d" % i for i in range(300_000)) + b"\n" + b"," * 299_999 + b"\n",
+        "brackets in a cell": b'messages\n"' + b"[" * 100_000 + b'"\n',
+        "digits in a cell": b"input_ids\n[" + b"9" * 5000 + b"]\n",
+    },
+    ("data", "e.jsonl.zst"): {
+        "half of it": (c := zstandard.ZstdCompressor().compress(b'{"text": "some text %d"}\n' * 9000))[: len(c) // 2],
+        "a second frame that is cut": c + c[:-3],
+    },
+    ("data", "e.parquet"): {
+        "text that is no UTF-8": _no_utf8(),
+        "times in a column that is used": _table({"text": pyarrow.array([10**18 + 1], pyarrow.timestamp("ns"))}),
+        "dates beyond Python's": _table({"text": pyarrow.array([2**31 - 1], pyarrow.date32())}),
+        "durations": _table({"text": pyarrow.array([1], pyarrow.duration("ns"))}),
     },
     ("data", "d.json"): {"an open array": b"[" * 300_000, "an array of open objects": b'[{"a":' * 100_000},
     ("data", "d.csv"): {

@@ -73,19 +73,37 @@ def judge(reader, path: Path) -> Verdict:
     return Verdict(outcome, message, seconds, peak)
 
 
+def judge_here(reader, path: Path) -> Verdict:
+    """A reader whose work a guarded worker does: this process must be none the worse for it."""
+    from lorawgpu.errors import UserError
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before, began, outcome, message = memory("VmRSS"), time.monotonic(), "loaded", ""
+    try:
+        reader(path)
+    except (UserError, OSError) as error:
+        outcome, message = "refused", str(error)
+    except BaseException as error:
+        outcome, message = "crashed", f"{type(error).__name__}: {error}"
+    return Verdict(outcome, message[:2000], time.monotonic() - began, max(0, memory("VmHWM") - before))
+
+
 def serve() -> None:
     """Judge what stdin names. All that readers import is imported before the first fork."""
     import gguf  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import zstandard  # noqa: F401
 
-    from hostile.readers import READERS
+    from hostile.readers import GUARDED, READERS
+    from lorawgpu.guard import limits
 
+    limits.SECONDS = (60.0, 5.0, 2.0, 0.5, 1.0, 1.0)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
-        verdict = judge(READERS[request["kind"]], Path(request["path"]))
+        reader = READERS[request["kind"]]
+        verdict = (judge_here if reader in GUARDED else judge)(reader, Path(request["path"]))
         print(json.dumps(asdict(verdict)), file=answers, flush=True)
 
 

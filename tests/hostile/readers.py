@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.chat.builtin import BUILT_IN
-from lorawgpu.chat.template import ChatTemplate, resolve_template
+from lorawgpu.chat.template import GuardedTemplate, resolve_template
 from lorawgpu.config.schema import load_config
 from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
 from lorawgpu.data.encode import EncodeSettings
 from lorawgpu.files.safetensors import NUMPY_TYPES, SafetensorsFile
 from lorawgpu.lora.peft_dir import read_adapter
-from lorawgpu.tokenizer.hf import Tokenizer
+from lorawgpu.tokenizer.guarded import GuardedTokenizer
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.resume import TrainerState
@@ -42,19 +42,19 @@ def model(path):
     attention = checkpoint.config.layers[0].attention
     attention.rope.inv_freq(attention.head_dim)
     if path.suffix == ".gguf" or (path.parent / "tokenizer.json").exists():
-        use(checkpoint.tokenizer())
+        checkpoint.tokenizer().encode("a")
 
 
 def use(tokenizer):
     ids = tokenizer.encode(TEXT, add_special=True)
-    tokenizer.encoding(TEXT, parse_special=False)
+    tokenizer.encode(TEXT, parse_special=False)
     tokenizer.decode(ids)
     if tokenizer.chat_template is not None:
-        ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens).render(TURNS)
+        GuardedTemplate(tokenizer.chat_template, tokenizer.special_tokens).render(TURNS)
 
 
 def tokenizer(path):
-    use(Tokenizer.from_hf_folder(path.parent))
+    use(GuardedTokenizer.from_hf_folder(path.parent))
 
 
 def adapter(path):
@@ -76,9 +76,9 @@ def template(path):
 
 def data(path):
     """Under the type that its keys have, with skipped lines and without."""
-    words = Tokenizer.from_hf_folder(path.parent / "tokenizer")
+    words = GuardedTokenizer.from_hf_folder(path.parent / "tokenizer")
     settings = EncodeSettings(64, "truncate", False, ("assistant",))
-    chat = ChatTemplate(BUILT_IN["chatml"], words.special_tokens)
+    chat = GuardedTemplate(BUILT_IN["chatml"], words.special_tokens)
     for skip in (True, False):
         tokenize(DatasetSpec(str(path)), LoadSettings(settings, words, chat, 500, skip, workers=1))
 
@@ -98,3 +98,4 @@ def metrics(path):
 
 READERS = {f.__name__: f for f in
            (safetensors, model, tokenizer, adapter, checkpoint, template, data, config, npz, metrics)}  # fmt: skip
+GUARDED = (tokenizer, template, data)  # read in a process of their own
