@@ -89,7 +89,7 @@ def test_of_a_run_to_resume_it_writes_and_touches_nothing(tmp_path, capsys, runs
     folder = runs.train(config)
     replaced = marked(folder / "checkpoint-4", "replaced")
     (folder / "checkpoint-4").rename(replaced)
-    shutil.copytree(folder / "checkpoint-2", folder / ".checkpoint-4.partial")
+    shutil.copytree(folder / "checkpoint-2", marked(folder / "checkpoint-4", "partial"))
     if not cached:
         shutil.rmtree(tmp_path / "cache")
     before = tree(tmp_path)
