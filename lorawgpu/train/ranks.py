@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lorawgpu.engine.exchange import Exchange, Solo
-from lorawgpu.errors import EXIT_CODES, CheckFailed, DeviceError, UserError, exit_code_of
+from lorawgpu.errors import EXIT_CODES, CheckFailed, DeviceError, UserError, exit_code_of, explain
 from lorawgpu.mpi.launch import connect
 
 Result = TypeVar("Result")
@@ -59,6 +59,8 @@ def _end_all(exchange, error: BaseException) -> None:
         text = "interrupted"
     elif isinstance(error, MemoryError):
         text = f"error: {exchange.names[exchange.rank]}: not enough memory"
+    elif isinstance(error, OSError) and error.filename:
+        text = f"error: {exchange.names[exchange.rank]}: {explain(error)}"
     elif isinstance(error, tuple(EXIT_CODES)):
         text = f"error: {exchange.names[exchange.rank]}: {error}"
     else:
