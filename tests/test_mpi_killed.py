@@ -26,8 +26,10 @@ def start(config: Path) -> subprocess.Popen:
 
 def processes(job: subprocess.Popen) -> list[int]:
     """The process of each rank, as the plan says."""
-    (plan,) = (line for line in iter(job.stdout.readline, "output") if line.startswith("ranks"))
-    return [int(number) for number in re.findall(r"process (\d+)", plan)]
+    plan = next((line for line in job.stdout if line.startswith("ranks ")), "")
+    found = [int(number) for number in re.findall(r"process (\d+)", plan)]
+    assert len(found) == 2, job.communicate()
+    return found
 
 
 def saved_step(folder: Path) -> int:
