@@ -38,16 +38,12 @@ def saved_step(folder: Path) -> int:
 
 
 def kill_one(config: Path, rng: random.Random) -> int:
-    """Kill a random rank at a random moment of training; returns the steps that the job still lost."""
+    """Kill a random rank at a random moment of a step or of its save; returns the steps that the job lost."""
     job = start(config)
     pids = processes(job)
-    reached = 0
-    until = None
-    while until is None or time.monotonic() < until:
-        line = job.stderr.readline()
-        if match := re.match(r"step (\d+)/", line):
-            reached, until = int(match[1]), until or time.monotonic() + rng.uniform(0, 0.5)
-        assert line or until, "it ended before the first step"
+    steps = (int(match[1]) for line in job.stderr if (match := re.match(r"step (\d+)/", line)))
+    reached = [next(steps) for _ in range(rng.randrange(1, 3))][-1]
+    time.sleep(rng.uniform(0, 0.15))
     rank = rng.randrange(2)
     killed = time.monotonic()
     os.kill(pids[rank], signal.SIGKILL)

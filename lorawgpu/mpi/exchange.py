@@ -98,9 +98,12 @@ class MpiExchange:
     def _wait(self, requests: list) -> None:
         start, pause = time.perf_counter(), SPIN / 4
         while True:
-            with self._lock:
-                if self._mpi.Request.Testall(requests):
-                    return
+            try:
+                with self._lock:
+                    if self._mpi.Request.Testall(requests):
+                        return
+            except self._mpi.Exception as error:
+                self.watch.lost(error)
             if time.perf_counter() - start > SPIN:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_SLEEP)

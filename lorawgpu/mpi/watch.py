@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 TIMEOUT = 120.0  # seconds, until the config is known
 INTERVAL = 1.0  # seconds between heartbeats, at most
 TICK = 0.05  # seconds between two looks of the thread
 AGREE = 10.0  # seconds that a rank with a signal waits for the others
 LEADER_FIRST = 2.0  # seconds; if all ranks have a signal, rank 0 ends the job before others report the same
+GRACE = 5.0  # seconds for the launcher to end a job of which a rank died
 FAILED = 3  # exit code: as if a device failed
 BEAT, BYE, END = 0, 1, 2  # messages: I am alive; I end in good order; I end the job
 
@@ -90,6 +91,12 @@ class RankWatch(threading.Thread):
         """End the job, with one message."""
         self._at_end()
         os.write(sys.__stderr__.fileno(), f"{text}\n".encode(errors="replace"))
+        with suppress(self._mpi.Exception):  # the others may be gone
+            self._tell_end()
+        time.sleep(2 * TICK)
+        self._mpi.COMM_WORLD.Abort(code)
+
+    def _tell_end(self) -> None:
         with self._lock:
             others = set(range(self._comm.size)) - {self._comm.rank}
             told = [self._comm.Isend([bytes([END]), 1, self._mpi.BYTE], rank) for rank in others]
@@ -99,8 +106,12 @@ class RankWatch(threading.Thread):
                 if self._mpi.Request.Testall(told):
                     break
             time.sleep(TICK)
-        time.sleep(2 * TICK)
-        self._mpi.COMM_WORLD.Abort(code)
+
+    def lost(self, error: Exception) -> None:
+        """MPI found that another rank is gone: the launcher ends the job now, or else this does."""
+        time.sleep(GRACE)
+        name = self._names[self._comm.rank]
+        self.abort(f"error: {name} lost its connection to another rank: {error}. {self.fallback()}", FAILED)
 
     def close(self) -> None:
         """Say good-bye, and wait for that of the rank before."""
@@ -110,6 +121,12 @@ class RankWatch(threading.Thread):
     # The thread
 
     def run(self) -> None:
+        try:
+            self._listen()
+        except self._mpi.Exception as error:
+            self.lost(error)
+
+    def _listen(self) -> None:
         rank, size, byte = self._comm.rank, self._comm.size, self._mpi.BYTE
         before, after = (rank - 1) % size, (rank + 1) % size
         inbox, sent, received = bytearray(1), None, None
