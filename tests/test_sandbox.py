@@ -82,7 +82,7 @@ def hasty(monkeypatch):
 
 @pytest.mark.parametrize("name", ["loops in loops", "text times", "quadratic search", "a sum of texts"])
 def test_no_template_takes_forever_or_all_memory(hasty, name):
-    """All of them: tests/test_hostile_readers.py."""
+    """All of them: tests/test_fuzz.py."""
     with pytest.raises(UserError, match="the chat template was stopped: .* took (longer than 1 s|more than .* MiB)"):
         GuardedTemplate(TOO_MUCH[name], {}).render(TURNS)
     assert GuardedTemplate("{{ messages | length }}", {}).render(TURNS) == "6"

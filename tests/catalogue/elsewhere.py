@@ -150,8 +150,8 @@ ELSEWHERE = {
     "the chat template was stopped": "test_guard.py, test_sandbox.py",
     "no file for a worker process": "test_guard.py: a full disk",
     "a worker process cannot be started": "test_guard.py",
-    "cannot be decoded": "test_hostile_readers.py: the library panics",
-    "cannot be tokenized: {brief(": "test_hostile_readers.py: the library panics",
+    "cannot be decoded": "test_fuzz.py: the library panics",
+    "cannot be tokenized: {brief(": "test_fuzz.py: the library panics",
     # Exit codes 1 and 3: failed checks and devices, injected
     "The last good checkpoint": "test_bad_steps.py, test_full_disk.py",
     "No checkpoint was saved": "test_bad_steps.py, test_full_disk.py",
