@@ -11,7 +11,7 @@ import numpy as np
 from lorawgpu.config.schema import load_config
 from lorawgpu.gpu import open_device
 from lorawgpu.train.ranks import companions
-from lorawgpu.train.setup import _engine, prepare
+from lorawgpu.train.setup import engine_of, prepare
 from lorawgpu.weights.device_model import load_model
 
 STEPS = 3
@@ -21,7 +21,7 @@ PIECE_BYTES = 4096  # so that the small adapter travels in several pieces
 def work(config: Path, device, exchange=None, kernels=None) -> dict[str, np.ndarray]:
     """Losses and norms of the steps, the gradients of the first, the adapter after the last."""
     run = prepare(load_config(config), ranks=exchange.size if exchange else 1)
-    engine = _engine(run, device, load_model(device, run.checkpoint), kernels, exchange, piece_bytes=PIECE_BYTES)
+    engine = engine_of(run, device, load_model(device, run.checkpoint), kernels, exchange, piece_bytes=PIECE_BYTES)
     losses, norms, grads = [], [], {}
     for number, step in zip(range(1, STEPS + 1), run.batches.step_batches(), strict=False):
         divisor = engine.step(step.micro_batches, number, 1e-2)

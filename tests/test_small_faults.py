@@ -181,7 +181,7 @@ def test_no_advice_of_what_is_set(tmp_path, monkeypatch):
             if capacity > limit:
                 raise DeviceError("no")
 
-        monkeypatch.setattr(setup, "_engine", engine)
+        monkeypatch.setattr(setup, "engine_of", engine)
 
     device = open_dry_device(None)
     datasets = [{"path": str(write_data(tmp_path / "d.jsonl", longest=500))}]

@@ -198,9 +198,12 @@ def _array(file: str, data: bytes, layout: str) -> Iterator[tuple[int, Raw]]:
             why = "expected ',' or ']' after this element"
             raise UserError(f"{file}, line {line}: not valid JSON ({why}): {_excerpt(text, counted)}")
         at = blank.match(text, at + 1).end()
+    if layout != ARRAY:  # the object goes on after its list
+        at = blank.match(text, decoder.raw_decode(text, text.index("{"))[1]).end()
     if at < len(text):
         line += text.count("\n", counted, at)
-        why = "more text after the array; wanted one array in a file, or JSON lines (.jsonl)"
+        what = "array" if layout == ARRAY else "object"
+        why = f"more text after the {what}; wanted one {what} in a file, or JSON lines (.jsonl)"
         raise UserError(f"{file}, line {line}: not valid JSON ({why}): {_excerpt(text, at)}")
 
 

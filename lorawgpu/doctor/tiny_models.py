@@ -1,6 +1,7 @@
 """Tiny models of any shape with seeded random weights: as a checkpoint, and for the float64 reference."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class TinyCheckpoint(Checkpoint):
     """Random weights, scaled so that activations stay near 1 and every part of the network matters."""
 
     def __init__(self, config: ModelConfig, seed=0):
-        self.config, self.name = config, "tiny"
+        self.config, self.name, self.path = config, "tiny", Path("tiny")  # the path is for messages alone
         rng, self.weights = np.random.default_rng(seed), {}
         for name, shape in expected_tensors(config).items():
             if len(shape) == 1:
