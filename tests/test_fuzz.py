@@ -5,12 +5,15 @@ from collections import Counter
 
 import pytest
 
+from lorawgpu.guard.limits import MAX_REPLY
+from lorawgpu.util.printable import message
+
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="measures processes through /proc")]
 
 MIB = 1 << 20
 FREE = 64 * MIB  # what a reader may take whatever the size of the file: its chunks, and libraries that wake up
 MULTIPLE = 64  # and per byte of the file: Python's lists and dicts of small JSON values take about 40
-LONGEST = 1500  # characters of a message
+LONGEST = 1000  # characters of a message, as commands print it
 SHOWN = 3  # messages of each kind in the output
 
 
@@ -21,9 +24,10 @@ def wrong(verdict, hostile, folder) -> str:
     stops = ("expands more than", "took longer than", "took more than")
     if hostile.kind == "data" and "bomb" in hostile.how and not any(stop in verdict.message for stop in stops):
         return f"was read to its end: {verdict.message}"
-    if verdict.peak > FREE + MULTIPLE * len(hostile.content):
+    reply = 2 * MAX_REPLY if hostile.kind in ("template", "tokenizer", "data") else 0  # what a worker may send back
+    if verdict.peak > FREE + reply + MULTIPLE * len(hostile.content):
         return f"took {verdict.peak / MIB:.0f} MiB for {len(hostile.content) / MIB:.3f} MiB"
-    if verdict.outcome == "refused" and not 10 < len(verdict.message) <= LONGEST:
+    if verdict.outcome == "refused" and not 10 < len(message(verdict.message)) <= LONGEST:
         return f"a message of {len(verdict.message)} characters: {verdict.message[:100]!r}"
     if verdict.outcome == "refused" and str(folder) not in verdict.message and "chat template" not in verdict.message:
         return f"names no file of the folder: {verdict.message[:200]!r}"
