@@ -85,9 +85,10 @@ def filling(store) -> dict[str, float]:
 
 
 def bench_packing(args: argparse.Namespace) -> None:
-    from lorawgpu.config.schema import load_config
+    from lorawgpu.config.load import load_config
     from lorawgpu.gpu import KernelCache, open_device
-    from lorawgpu.train.setup import build_engine, prepare
+    from lorawgpu.train.placement import build_engine
+    from lorawgpu.train.setup import prepare
 
     device = open_device(args.device)
     kernels, sides = KernelCache(device), {}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.gpu import open_device
+from lorawgpu.train.placement import engine_of
 from lorawgpu.train.ranks import companions
-from lorawgpu.train.setup import engine_of, prepare
+from lorawgpu.train.setup import prepare
 from lorawgpu.weights.device_model import load_model
 
 STEPS = 3

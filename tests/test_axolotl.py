@@ -11,7 +11,8 @@ from tiny_run import byte_model
 
 from lorawgpu.cli import main
 from lorawgpu.config.axolotl import DATA_MISSING, DATA_WITHOUT_EFFECT, HARMLESS, MISSING, WITHOUT_EFFECT
-from lorawgpu.config.schema import TrainConfig, load_config_and_notes
+from lorawgpu.config.load import load_config_and_notes
+from lorawgpu.config.schema import TrainConfig
 from lorawgpu.config.translate import CONVERT
 from lorawgpu.config.types import DataSet
 from lorawgpu.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 
 from lorawgpu.chat.builtin import BITNET
 from lorawgpu.chat.template import ChatTemplate, resolve_template
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.dataset import DatasetSpec, LoadSettings, Subset, tokenize
 from lorawgpu.data.encode import Encoder, EncodeSettings
@@ -19,7 +19,8 @@ from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.errors import UserError
 from lorawgpu.generate.prompts import Prompts
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.placement import build_engine
+from lorawgpu.train.setup import prepare
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint

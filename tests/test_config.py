@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from lorawgpu.cli import main_of
-from lorawgpu.config.schema import RESUME_KEYS, TrainConfig, json_schema, load_config
+from lorawgpu.config.load import load_config
+from lorawgpu.config.schema import RESUME_KEYS, TrainConfig, json_schema
 from lorawgpu.errors import UserError
 
 

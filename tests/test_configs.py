@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu.device import BINDING_CEILING, DEFAULT_LIMITS
 from lorawgpu.gpu.dry import DryDevice

@@ -6,10 +6,11 @@ import resource
 import pytest
 from tiny_run import write_config, write_data
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.errors import DeviceError
 from lorawgpu.gpu import open_device
-from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.placement import build_engine
+from lorawgpu.train.setup import prepare
 from lorawgpu.train.trainer import Trainer
 
 

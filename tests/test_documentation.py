@@ -16,7 +16,7 @@ import lorawgpu
 from lorawgpu import cli
 from lorawgpu.api import model as api
 from lorawgpu.cli import COMMANDS
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.formats import FORMATS, detect_type, to_example
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import init_adapter, write_adapter

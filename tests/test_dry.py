@@ -10,7 +10,7 @@ import pytest
 from golden_case import GOLDEN
 from tiny_run import byte_model, write_config
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.errors import DeviceError
 from lorawgpu.files.atomic import marked
@@ -21,7 +21,8 @@ from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import adapter_shapes
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.train import __main__ as train
-from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.placement import build_engine
+from lorawgpu.train.setup import prepare
 from lorawgpu.train.summary import plan_of
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.weights.synthetic import SHAPES, empty_model, mix_of

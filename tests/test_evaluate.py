@@ -10,7 +10,7 @@ import pytest
 from golden_case import SMALL_CASES, reference_case
 from tiny_run import MODEL, write_config, write_data
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from tiny_run import adapter_bytes, write_config, write_data
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import open_dry_device
 from lorawgpu.train import __main__ as train

@@ -7,7 +7,8 @@ import pytest
 from byte_model import save_byte_model
 from tiny_run import MODEL, write_config
 
-from lorawgpu.config.schema import RESUME_KEYS, TrainConfig, load_config
+from lorawgpu.config.load import load_config
+from lorawgpu.config.schema import RESUME_KEYS, TrainConfig
 from lorawgpu.files import digest
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import init_adapter, write_adapter

@@ -7,7 +7,7 @@ import pytest
 from tiny_run import byte_model, write_data
 
 from lorawgpu import cli
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.init.__main__ import main
 from lorawgpu.train.metrics import read_metrics
 

@@ -9,7 +9,7 @@ from packed_models import CASE, DECLARED, GROUP, write_packed
 from tiny_model import Tiny, random_samples
 from tiny_run import write_config
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.files.safetensors import SafetensorsFile
 from lorawgpu.gpu import open_dry_device
 from lorawgpu.train.setup import prepare

@@ -17,13 +17,14 @@ from tiny_tokenizer import backend, tiny_tokenizer
 
 from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.chat.template import ChatTemplate
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.dataset import DatasetSpec, tokenize
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.generate.prompts import Prompts
 from lorawgpu.gpu import open_dry_device
 from lorawgpu.train.__main__ import main
-from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.placement import build_engine
+from lorawgpu.train.setup import prepare
 from lorawgpu.train.summary import notes_of, plan_of
 from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.loader import open_checkpoint

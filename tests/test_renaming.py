@@ -8,7 +8,7 @@ from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.errors import UserError
 from lorawgpu.train.setup import TextSetup, load_data

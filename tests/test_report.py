@@ -17,7 +17,7 @@ from golden_case import GOLDEN
 from tiny_model import random_adapter
 from tiny_run import MODEL, byte_model, write_config, write_data
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.families.modules import PER_LAYER_MODULES
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter

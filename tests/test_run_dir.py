@@ -6,7 +6,7 @@ import pytest
 from test_resume import stopping_at
 from tiny_run import adapter_bytes, write_config
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.train.checkpoint import list_checkpoints
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.run_dir import MARK, why_refused

@@ -15,7 +15,7 @@ from tiny_run import write_config, write_data
 
 import lorawgpu
 from lorawgpu.chat.template import resolve_template
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.dataset import DatasetSpec, load, tokenize
 from lorawgpu.data.preview import marked, summary
 from lorawgpu.data.read_files import read
@@ -24,7 +24,8 @@ from lorawgpu.errors import UserError
 from lorawgpu.generate.prompt_file import read_prompts
 from lorawgpu.gpu import open_dry_device
 from lorawgpu.train.metrics import read_metrics
-from lorawgpu.train.setup import _advice, prepare
+from lorawgpu.train.placement import _advice
+from lorawgpu.train.setup import prepare
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
 
@@ -174,14 +175,14 @@ def test_no_advice_to_truncate_what_is_truncated():
 
 def test_no_advice_of_what_is_set(tmp_path, monkeypatch):
     from lorawgpu.errors import DeviceError
-    from lorawgpu.train import setup
+    from lorawgpu.train import placement
 
     def fits(limit):
         def engine(run, device, model, capacity, checkpointing):
             if capacity > limit:
                 raise DeviceError("no")
 
-        monkeypatch.setattr(setup, "engine_of", engine)
+        monkeypatch.setattr(placement, "engine_of", engine)
 
     device = open_dry_device(None)
     datasets = [{"path": str(write_data(tmp_path / "d.jsonl", longest=500))}]

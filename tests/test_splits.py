@@ -7,7 +7,7 @@ import pytest
 from test_dataset import ids_of, loading, tokens, write_lines
 from tiny_run import write_config, write_data
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.dataset import DatasetSpec, load
 from lorawgpu.data.splits import Files, evaluation_files, files_of_split, split_of, training_files
 from lorawgpu.data.token_store import Counts

@@ -8,7 +8,7 @@ import pytest
 from tiny_run import write_config
 
 from lorawgpu.cli import main_of
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data import token_store
 from lorawgpu.errors import UserError
 from lorawgpu.export.staging import staged

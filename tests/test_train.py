@@ -11,7 +11,8 @@ import yaml
 from golden_case import GOLDEN, reference_model
 from tiny_run import MODEL, adapter_bytes, byte_model, losses, write_config, write_data
 
-from lorawgpu.config.schema import TrainConfig, load_config
+from lorawgpu.config.load import load_config
+from lorawgpu.config.schema import TrainConfig
 from lorawgpu.data.batching import IGNORE, Sample, flatten
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source
 from lorawgpu.errors import CheckFailed, UserError

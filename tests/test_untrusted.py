@@ -16,7 +16,7 @@ import zstandard
 from pyarrow import parquet
 from tiny_tokenizer import backend
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.read_files import MAX_RECORD, parse, read
 from lorawgpu.errors import UserError
 from lorawgpu.files.safetensors import SafetensorsFile

@@ -10,12 +10,13 @@ import tokenizers
 import yaml
 from golden_case import GOLDEN
 
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.train import __main__ as command
 from lorawgpu.train.metrics import read_metrics
+from lorawgpu.train.placement import build_engine
 from lorawgpu.train.resume import check_same_run, load_snapshot, today_of
 from lorawgpu.train.run_dir import checkpoint_to_resume
-from lorawgpu.train.setup import build_engine, prepare
+from lorawgpu.train.setup import prepare
 from lorawgpu.train.trainer import Trainer
 
 MODEL = GOLDEN / "llama_dense"

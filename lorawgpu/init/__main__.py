@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from lorawgpu.cli import hint, main_of, parser_of, quoted
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.errors import UserError
 from lorawgpu.files.atomic import replace_file
 from lorawgpu.files.names import stem_of

@@ -11,7 +11,8 @@ from pathlib import Path
 from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.cli import add_device_option, hint, main_of, parser_of, quoted, try_out_command
 from lorawgpu.config.keys import keys_table
-from lorawgpu.config.schema import TrainConfig, json_schema, load_config_and_notes
+from lorawgpu.config.load import load_config_and_notes
+from lorawgpu.config.schema import TrainConfig, json_schema
 from lorawgpu.config.translate import Notes
 from lorawgpu.data.dataset import Data
 from lorawgpu.data.preview import preview_lines
@@ -22,19 +23,12 @@ from lorawgpu.gpu import device_errors, open_device, open_dry_device
 from lorawgpu.report.page import write_report
 from lorawgpu.train.checkpoint import Snapshot
 from lorawgpu.train.fit import CardMemory, picked_before, picked_for, picked_lines
+from lorawgpu.train.identity import start_digest
+from lorawgpu.train.placement import build_engine
 from lorawgpu.train.ranks import companions, config_values, from_leader, in_turns, require_same, together
 from lorawgpu.train.resume import check_same_run, load_snapshot, software, today_of
 from lorawgpu.train.run_dir import checkpoint_to_resume, claim, why_refused
-from lorawgpu.train.setup import (
-    Run,
-    build_engine,
-    cache_dir,
-    load_data,
-    prepare,
-    settle,
-    start_digest,
-    text_setup_without_weights,
-)
+from lorawgpu.train.setup import Run, cache_dir, load_data, prepare, settle, text_setup_without_weights
 from lorawgpu.train.shares import balanced
 from lorawgpu.train.summary import plan_text
 from lorawgpu.train.trainer import Trainer

@@ -15,7 +15,8 @@ from lorawgpu.data.batching import token_capacity
 from lorawgpu.errors import DeviceError, UserError
 from lorawgpu.gpu import KernelCache
 from lorawgpu.train.checkpoint import Snapshot
-from lorawgpu.train.setup import Run, engine_of
+from lorawgpu.train.placement import engine_of
+from lorawgpu.train.setup import Run
 from lorawgpu.train.trainer import Trainer
 from lorawgpu.weights.synthetic import meta_model
 

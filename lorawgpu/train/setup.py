@@ -1,9 +1,8 @@
-"""From a config to what the training loop needs: data, model, adapter, schedule, engine.
+"""From a config to what the training loop needs: data, model, adapter, schedule.
 
-`prepare` touches no GPU and finds every mistake that can be found without one; `build_engine` puts it all on a device.
+`prepare` touches no GPU and finds every mistake that can be found without one; train/placement.py puts it on a device.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,28 +22,19 @@ from lorawgpu.data.dataset import Data, DatasetSpec, LoadSettings, load
 from lorawgpu.data.encode import EncodeSettings, NeedsTokenizer
 from lorawgpu.data.token_store import default_cache_dir
 from lorawgpu.data.workers import default_workers
-from lorawgpu.engine.engine import Engine, Options
-from lorawgpu.engine.exchange import Exchange
 from lorawgpu.engine.readings import settled
-from lorawgpu.errors import DeviceError, UserError
-from lorawgpu.files.digest import remembered_digest
-from lorawgpu.gpu import KernelCache, device_errors
-from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
+from lorawgpu.errors import UserError
 from lorawgpu.lora.base_name import note_other_base
-from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import start_adapter
-from lorawgpu.optim.adamw import AdamW
 from lorawgpu.optim.schedule import Schedule, schedule_of
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
+from lorawgpu.train.identity import adapter_identity, model_digest, start_digest
 from lorawgpu.train.loggers import require_loggers
 from lorawgpu.util.later import Later
-from lorawgpu.util.progress import busy
-from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.hf_folder import read_config
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.quantized import QuantizedAtLoad
-from lorawgpu.weights.synthetic import meta_model
 
 
 @dataclass(frozen=True)
@@ -277,107 +267,3 @@ def intervals_of(config: TrainConfig, total: int, epoch: int) -> Intervals:
         steps(config.eval_steps, config.evals_per_epoch),
         steps(config.save_steps, config.saves_per_epoch),
     )
-
-
-def model_digest(checkpoint: Checkpoint) -> str:
-    """A hash of a model's settings and of every byte of its weight files; see `remembered_digest` for when they are
-    read."""
-    hashed = hashlib.sha256(checkpoint.settings())
-    path = Path(checkpoint.path)
-    for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-        hashed.update(remembered_digest(file, default_cache_dir()).encode())
-    return hashed.hexdigest()
-
-
-def start_digest(start: dict[str, np.ndarray]) -> str:
-    """A hash of the adapter that a run continues from."""
-    hashed = hashlib.sha256()
-    for name, tensor in start.items():
-        hashed.update(name.encode())
-        hashed.update(np.ascontiguousarray(tensor))
-    return hashed.hexdigest()
-
-
-def adapter_identity(lora: LoraConfig) -> dict[str, Any]:
-    """What the adapter is, under the config's keys: one to continue from has its own rank, alpha and targets."""
-    targets = lora.target_modules
-    return {
-        "lora_r": lora.r,
-        "lora_alpha": lora.alpha,
-        "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
-        "use_rslora": lora.use_rslora,
-        "rank_pattern": lora.rank_pattern,
-        "alpha_pattern": lora.alpha_pattern,
-    }
-
-
-def build_engine(run: Run, device, kernels: KernelCache | None = None, exchange: Exchange | None = None) -> Engine:
-    """Load the model onto the device and record the plan of the largest micro-batch.
-
-    After that the memory of the run is known, except for up to 26 MiB that split sums of a smaller plan may need. On a
-    dry device no weights are read. Raises DeviceError if the run does not fit, with settings that would.
-    """
-    if not device.dry:
-        run.model_digest.start()  # done before the first checkpoint needs it
-    with device_errors():
-        model = (meta_model if device.dry else load_model)(device, run.checkpoint)
-        weights = dict(device.memory.held)
-        try:
-            with busy("compiling"):
-                return engine_of(run, device, model, kernels, exchange)
-        except DeviceError as error:
-            reason = str(error)
-    # Outside the except clause, because the exception holds the half-built engine and its buffers.
-    raise DeviceError(f"{reason}\n{_advice(run, device, model, weights)}")
-
-
-def engine_of(run: Run, device, model, kernels=None, exchange=None, **changed) -> Engine:
-    """The engine of a run on a loaded model. changed: fields of Options."""
-    config = run.config
-    options = Options(
-        capacity=run.capacity,
-        positions=run.longest,
-        dropout=config.lora_dropout,
-        seed=config.seed,
-        checkpointing=config.gradient_checkpointing,
-        attention=config.attn_implementation,
-        shares=run.shares,
-        flops_per_submit=flops_per_submit(first_rate(device), config.max_dispatch_ms),
-    )
-    optimizer = AdamW(
-        config.adam_beta1, config.adam_beta2, config.adam_epsilon, config.weight_decay, config.max_grad_norm
-    )
-    layout = AdapterLayout(run.lora, run.checkpoint.config)
-    options = replace(options, **changed)
-    return Engine(device, model, options, layout, run.start, optimizer, kernels, exchange=exchange)
-
-
-def _advice(run: Run, device, model, weights: dict) -> str:
-    """Settings that would fit, found by trying them on the device, the least costly first."""
-    config, gc = run.config, run.config.gradient_checkpointing
-    rows = config.sequence_len if config.sample_packing else run.longest
-    sizes = [config.micro_batch_size >> i for i in range(1, config.micro_batch_size.bit_length())]
-    checkpoint = [] if gc else ["gradient_checkpointing true"]  # what is set already is no advice
-    tries = [([f"micro_batch_size {n}"], token_capacity(n, rows), gc) for n in sizes]
-    if not gc:
-        tries += [(checkpoint, run.capacity, True)]
-        tries += [([*checkpoint, f"micro_batch_size {n}"], token_capacity(n, rows), True) for n in sizes]
-    least = [*checkpoint, "micro_batch_size 1"] if config.micro_batch_size > 1 else checkpoint
-    shorter = [rows >> i for i in range(1, rows.bit_length() - 4)]
-    tries += [([*least, f"sequence_len {n}"], token_capacity(1, n), True) for n in shorter]
-    for settings, capacity, checkpointing in tries:
-        device.memory.held = dict(weights)
-        try:
-            engine_of(run, device, model, capacity=capacity, checkpointing=checkpointing)
-        except DeviceError:
-            continue
-        raised = " (raise gradient_accumulation_steps to keep the number of tokens per step)"
-        return f"It would fit with {_listed(settings)}{raised if 'micro_batch_size' in str(settings) else ''}."
-    return (
-        f"Not even one short sample fits next to {sum(weights.values()):,} bytes of weights: lower lora_r, or use a "
-        "smaller model or another device."
-    )
-
-
-def _listed(settings: list[str]) -> str:
-    return ", ".join(settings[:-1]) + " and " * (len(settings) > 1) + settings[-1]

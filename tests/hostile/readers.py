@@ -6,7 +6,7 @@ import numpy as np
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import GuardedTemplate, resolve_template
-from lorawgpu.config.schema import load_config
+from lorawgpu.config.load import load_config
 from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
 from lorawgpu.data.encode import EncodeSettings
 from lorawgpu.files.safetensors import NUMPY_TYPES, SafetensorsFile
