@@ -51,13 +51,15 @@ SHAPING = {
     "train_on_inputs": True, "roles_to_train": ["user", "assistant"], "load_in_8bit": True, "load_in_4bit": True,
     "bnb_4bit_quant_type": "nf4", "base_model": other_model, "datasets": lambda folder: chats(folder, "d"),
     "test_datasets": lambda folder: chats(folder, "d"), "lora_model_dir": lambda folder: adapter(folder / "a", 8),
-    "adapter": lambda folder: adapter(folder / "a", 8),
+    "adapter": lambda folder: adapter(folder / "a", 8), "special_tokens": {"eos_token": "<|im_end|>"},
+    "overrides_of_model_config": {"hidden_act": "relu2"},
 }  # fmt: skip
 # Keys that say where, when and how fast. Nothing about them is compared.
 SURROUNDINGS = {
     "dataset_prepared_path", "dataset_num_proc", "device", "max_dispatch_ms", "output_dir", "logging_steps",
     "eval_steps", "save_steps", "save_total_limit", "early_stopping_patience", "max_bad_steps", "sample_prompts",
-    "report_to",
+    "report_to", "evals_per_epoch", "saves_per_epoch", "exchange_timeout_s", "micro_batches_per_rank", "wandb_entity",
+    "wandb_mode", "wandb_name", "wandb_project", "wandb_run_id",
 }  # fmt: skip
 
 
