@@ -147,8 +147,9 @@ def test_a_role_without_a_name_is_refused(samples):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"split": "train[:10%]"}, "split: got 'train[:10%]'; missing here: a slice"),
-        ({"shards": 3}, "shards: missing here: a part of a data set"),
+        ({"split": "train[:10"}, "datasets.0.split: got 'train[:10'; wanted a split, or slices such as train[:500]"),
+        ({"shards": 3, "shards_idx": 3}, "shards_idx: got 3; wanted below shards, which is 3"),
+        ({"shards_idx": 1}, "shards_idx: got 1; wanted shards next to it"),
         ({"type": {"format": "[INST] {instruction}"}}, "format: missing here: this change of the data"),
         ({"field_chosen": "a"}, "field_chosen: missing here: training on preferences"),
         ({"train_on_eos": "some"}, "train_on_eos: got 'some'"),

@@ -48,9 +48,6 @@ def _translate(t: Any, item: dict, where: tuple) -> list[str]:
         value = item.pop(name)
         if value and not (name == "chat_template" and value in ("tokenizer_default", t.data.get("chat_template"))):
             t.problems.append(ConfigProblem((*where, name), f"{name}: missing here: {DATA_MISSING[name]}"))
-    if isinstance(split := item.get("split"), str) and set(split) & set("[+"):
-        what = "a slice or a sum of splits; save what you want as a file, and give that as path"
-        t.problems.append(ConfigProblem((*where, "split"), f"split: got {split!r}; missing here: {what}"))
     for name in [name for name in item if name in DATA_WITHOUT_EFFECT]:
         if item.pop(name):
             t.notes.append(f"without effect here: {name} (of {where[0]})")

@@ -4,12 +4,13 @@ import re
 from dataclasses import fields
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
 from lorawgpu.data.formats import ALIASES, FORMATS, ROLES, check_type
 from lorawgpu.data.renaming import Renaming
+from lorawgpu.data.slices import parse_split
 from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.weights.options import CHOICES, check_options
 
@@ -29,6 +30,11 @@ def _flag_from_text(value):
 
 def as_list(value):
     return [value] if isinstance(value, str) else value
+
+
+def _split(value):
+    parse_split(value)
+    return value
 
 
 def _data_set(value):
@@ -109,6 +115,7 @@ ModelOverrides = Annotated[
     Field(json_schema_extra={"properties": {key: {"enum": list(values)} for key, values in CHOICES.items()}}),
 ]
 Roles = Annotated[list[Literal[ROLES]], BeforeValidator(as_list)]
+Split = Annotated[str, Field(min_length=1), AfterValidator(_split)]
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
 
@@ -132,9 +139,13 @@ class DataSet(Section):
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
     type: Format | None = None
     """The format; by default detected from the keys of the records."""
-    split: Annotated[str, Field(min_length=1)] | None = None
+    split: Split | None = None
     """Of a folder or hub data set, by the names of its files; by default `train`, and for `test_datasets` `validation`,
-    else `test`."""
+    else `test`. Also slices and sums, as `train[:500]`, `train[10%:20%]`, `train[-100:]+test`."""
+    shards: Count | None = None
+    """Use one of so many parts of the data set, shuffled by `seed` before it is cut."""
+    shards_idx: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    """Which of `shards`, from 0."""
     field_messages: str | None = None
     """The key of the conversation in a record, instead of `messages`."""
     message_property_mappings: dict[str, str] = {}
@@ -164,6 +175,13 @@ class DataSet(Section):
     """The key of the text, instead of `text`."""
     weight: Annotated[Number, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
     """How many times per epoch each sample is used."""
+
+    @model_validator(mode="after")
+    def _check_shard(self):
+        if self.shards_idx >= (self.shards or 1):
+            wanted = f"below shards, which is {self.shards}" if self.shards else "shards next to it"
+            raise ValueError(f"shards_idx: got {self.shards_idx}; wanted {wanted}")
+        return self
 
     def renaming(self) -> Renaming | None:
         """The names of the keys in the data, None if they are ours."""

@@ -7,13 +7,12 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from lorawgpu import guard
 from lorawgpu.chat.template import GuardedTemplate
 from lorawgpu.data import token_store as cache
 from lorawgpu.data.batching import Sample, SampleSet
@@ -22,14 +21,15 @@ from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.field_names import described
 from lorawgpu.data.file_notes import left_out, read_twice
 from lorawgpu.data.find_files import files_to_evaluate, files_to_train
-from lorawgpu.data.formats import SourceLine, check_type, detect_type
-from lorawgpu.data.read_files import BadLine, parse, read
+from lorawgpu.data.formats import check_type
+from lorawgpu.data.pieces import detected, pieces_of
+from lorawgpu.data.read_files import BadLine
 from lorawgpu.data.renaming import Renaming
+from lorawgpu.data.slices import Shard
 from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import Counts, StoreWriter, TokenStore
-from lorawgpu.data.workers import allow_array, encode_files
+from lorawgpu.data.workers import Piece, encode_files
 from lorawgpu.errors import UserError
-from lorawgpu.guard.status import begin
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class DatasetSpec:
     """One entry of `datasets`. `type`: the format, None to detect it; `weight`: how often an epoch sees each sample;
-    `split`: of a folder or hub data set."""
+    `split`: of a folder or hub data set, or slices of splits; `shard`: of that."""
 
     path: str
     type: str | None = None
@@ -47,6 +47,7 @@ class DatasetSpec:
     renaming: Renaming | None = None  # for records with other keys
     roles_to_train: tuple[str, ...] | None = None  # instead of those of `LoadSettings`
     train_on_eos: str = EncodeSettings.train_on_eos
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,11 @@ def load(
     found = [(files_to_train if training else files_to_evaluate)(spec.path, spec.split) for spec in specs]
     held_out = [(spec, files_to_evaluate(spec.path, spec.split)) for spec in val_specs]
     if not val_specs and not val_set_size:
-        held_out = [(s, Files(list(f.held_out))) for s, f in zip(specs, found, strict=True) if f.held_out]
-    stores = [tokenize(spec, loading, f.used) for spec, f in zip(specs, found, strict=True)]
-    val_stores = [tokenize(spec, loading, f.used) for spec, f in held_out]
+        held_out = [
+            (replace(s, shard=None), Files(list(f.held_out))) for s, f in zip(specs, found, strict=True) if f.held_out
+        ]
+    stores = [tokenize(spec, loading, f) for spec, f in zip(specs, found, strict=True)]
+    val_stores = [tokenize(spec, loading, f) for spec, f in held_out]
     train, validation = split(stores, val_set_size, seed)
     if val_stores:
         validation = Concat(val_stores)
@@ -115,30 +118,31 @@ def load(
     return Data(train, [s.weight for s in specs], validation, stores, counts, key, files, notes)
 
 
-def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path] | None = None) -> TokenStore:
+def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Files | None = None) -> TokenStore:
     """All samples of one data set, from the cache if the same bytes were tokenized with the same settings before.
 
     `files`: those of the data set to read; by default those to train on. UserError for a bad file, a bad record (unless
     `skip_bad_lines`), or if no sample is left.
     """
     try:
-        return _tokenize(spec, loading, files_to_train(spec.path, spec.split).used if files is None else files)
+        return _tokenize(spec, loading, files_to_train(spec.path, spec.split) if files is None else files)
     except BadLine as error:
         if loading.purpose != LoadSettings.purpose:  # only `train` has the option
             raise
         raise BadLine(f"{str(error).rstrip('.')}. --skip-bad-lines skips such records and counts them") from None
 
 
-def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path]) -> TokenStore:
+def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Files) -> TokenStore:
     declared = check_type(spec.type) if spec.type else spec.renaming and spec.renaming.kind
     own = {"roles_to_train": spec.roles_to_train} if spec.roles_to_train is not None else {}
     settings = replace(loading.settings, train_on_eos=spec.train_on_eos, **own)
     loading = replace(loading, settings=settings)
-    kind, first = (declared, None) if declared else _detected(files, loading.skip_bad_lines)
+    pieces = pieces_of(files, spec.path, spec.split, spec.shard)
+    kind, first = (declared, None) if declared else detected(pieces, loading.skip_bad_lines)
     encoder = Encoder(kind, loading.settings, loading.tokenizer, loading.template, loading.vocab_size, first,
                       spec.renaming)  # fmt: skip
-    store = _stored(_digests(files), kind, encoder, loading)
-    store.kind = kind
+    store = _stored(pieces, kind, encoder, loading)
+    store.kind, store.is_part = kind, any(numbers is not None for _, numbers in pieces)
     if not len(store):
         c, limit = store.counts, loading.settings.sequence_len
         why = f"samples dropped (longer than sequence_len {limit})"
@@ -153,9 +157,10 @@ def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Sequence[Path]) -
     return store
 
 
-def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: LoadSettings) -> TokenStore:
-    """The store of these files (name: digest), from the cache unless it is missing or corrupt there."""
-    key = _key(list(files.values()), kind, loading, encoder.renaming)
+def _stored(pieces: Sequence[Piece], kind: str, encoder: Encoder, loading: LoadSettings) -> TokenStore:
+    """The store of these records, from the cache unless it is missing or corrupt there."""
+    files = _digests(dict.fromkeys(file for file, _ in pieces))
+    key = _key(_content(pieces, files), kind, loading, encoder.renaming)
     folder, keep = _store_folder(key, loading)
     if folder.is_dir():
         try:
@@ -167,7 +172,7 @@ def _stored(files: dict[str, str], kind: str, encoder: Encoder, loading: LoadSet
         if folder.is_dir():  # read-only, or it could not be removed
             folder, keep = _temporary(key)
     with StoreWriter(folder) as writer:
-        encode_files(writer, [Path(name) for name in files], encoder, loading.workers, loading.skip_bad_lines)
+        encode_files(writer, pieces, encoder, loading.workers, loading.skip_bad_lines)
         writer.finish()
     return TokenStore(folder, files, keep)
 
@@ -228,39 +233,25 @@ class Concat:
         return self.sources[number], int(index - (self.ends[number - 1] if number else 0))
 
 
-def _detected(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, SourceLine]:
-    try:
-        return guard.call(_detect_type, files, skip_bad_lines)
-    except guard.WorkerStopped as stopped:
-        raise UserError(f"data set {files[0]}, after line {stopped.line}: {stopped}") from None
-
-
-def _detect_type(files: Sequence[Path], skip_bad_lines: bool) -> tuple[str, SourceLine]:
-    """The type of the first good record, which holds for the whole data set, and where that record is."""
-    for file in files:
-        allow_array(file)
-        for line, raw in read(file):
-            begin(line)
-            try:
-                source = (str(file), line)
-                return detect_type(parse(*source, raw), source), source
-            except BadLine:
-                if not skip_bad_lines:
-                    raise
-    raise UserError(f"data set {files[0]}: contains no readable records")
-
-
 ENCODING = 8  # increase it when the same data gives other ids, labels or counts, so that no old cache is read
 
 
-def _digests(files: Sequence[Path]) -> dict[str, str]:
+def _digests(files: Iterable[Path]) -> dict[str, str]:
     try:
         return {str(file): cache.file_digest(file) for file in files}
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
-def _key(digests: Sequence[str], kind: str, loading: LoadSettings, renaming: Renaming | None = None) -> str:
+def _content(pieces: Sequence[Piece], digests: dict[str, str]) -> list[object]:
+    """What identifies the records of `pieces`: the digest of each file, with that of their numbers if not all."""
+    return [
+        digests[str(file)] if numbers is None else [digests[str(file)], cache.digest(numbers.tolist())]
+        for file, numbers in pieces
+    ]
+
+
+def _key(content: Sequence[object], kind: str, loading: LoadSettings, renaming: Renaming | None = None) -> str:
     template = loading.template
     template_key = template and [template.source, template.tool_use, template.special_tokens]
     if template and "strftime_now" in f"{template.source}{template.tool_use}":
@@ -268,7 +259,7 @@ def _key(digests: Sequence[str], kind: str, loading: LoadSettings, renaming: Ren
     tokenizer_digest = loading.tokenizer and loading.tokenizer.digest
     how = [ENCODING, kind, asdict(loading.settings), tokenizer_digest, template_key, loading.vocab_size,
            loading.skip_bad_lines, renaming and asdict(renaming)]  # fmt: skip
-    return cache.digest(digests, how)
+    return cache.digest(content, how)
 
 
 def _store_folder(key: str, loading: LoadSettings) -> tuple[Path, object]:

@@ -1,7 +1,9 @@
 """What a user may not expect of the files that a run reads: some are left out, some are read twice."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import TokenStore
@@ -28,16 +30,34 @@ def _inside(file: Path, folder: Path) -> str:
 
 def read_twice(trained: Sequence[TokenStore], held_out: Sequence[TokenStore]) -> list[str]:
     """Files, known by their content, that are both trained and evaluated on, or that two data sets train on."""
-    first: dict[str, str] = {}
+    seen: dict[str, list[tuple[TokenStore, str]]] = {}
     notes = []
-    for name, digest in (item for store in trained for item in store.files.items()):
-        if digest in first:
-            notes.append(f"{_both(first[digest], name)} trained on twice an epoch; `weight: 2` says the same")
-        first.setdefault(digest, name)
-    for name, digest in (item for store in held_out for item in store.files.items()):
-        if digest in first:
-            notes.append(f"{_both(first[digest], name)} trained on and held out: that loss says nothing about new data")
+
+    def earlier(digest: str, read: tuple[TokenStore, str]) -> str | None:
+        return next((other[1] for other in seen.get(digest, []) if _share_records(other, read)), None)
+
+    for store, name, digest in _files(trained):
+        if first := earlier(digest, (store, name)):
+            notes.append(f"{_both(first, name)} trained on twice an epoch; `weight: 2` says the same")
+        seen.setdefault(digest, []).append((store, name))
+    for store, name, digest in _files(held_out):
+        if first := earlier(digest, (store, name)):
+            notes.append(f"{_both(first, name)} trained on and held out: that loss says nothing about new data")
     return notes
+
+
+def _files(stores: Sequence[TokenStore]) -> Iterator[tuple[TokenStore, str, str]]:
+    return ((store, name, digest) for store in stores for name, digest in store.files.items())
+
+
+def _share_records(*read: tuple[TokenStore, str]) -> bool:
+    """Whether two readings of the same content have samples of the same lines. Of a part of a file that has many
+    records on a line, it cannot be told."""
+    if not any(store.is_part for store, _ in read):
+        return True
+    lines = [store.lines_of(name) for store, name in read]
+    many = any(store.is_part and len(np.unique(rows)) < len(rows) for (store, _), rows in zip(read, lines, strict=True))
+    return not many and np.intersect1d(*lines).size > 0
 
 
 def _both(name: str, other: str) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lorawgpu.data.compressed import COMPRESSED
 from lorawgpu.data.read_files import SUFFIXES, data_suffix
-from lorawgpu.data.splits import Files, evaluation_files, files_of_split, training_files
+from lorawgpu.data.slices import parse_split
+from lorawgpu.data.splits import Files, evaluation_files, files_of_split, listed_files, training_files
 from lorawgpu.errors import UserError
 from lorawgpu.files.hub import cached_data_set, explain_failure, was_reached
 from lorawgpu.files.paths import expand
@@ -24,34 +25,44 @@ Choice = Callable[[list[Path], Path], Files]  # among the files of a folder
 def files_to_train(path: str, split: str | None = None) -> Files:
     """The files of a data set to train on; a folder or hub data set may hold other splits too. UserError as
     `find_files`."""
-    return find_files(path, _choice(split, training_files))
+    return _asked(path, split, training_files)
 
 
 def files_to_evaluate(path: str, split: str | None = None) -> Files:
     """The files of a data set to evaluate on. UserError as `find_files`."""
-    return find_files(path, _choice(split, evaluation_files))
+    return _asked(path, split, evaluation_files)
 
 
-def _choice(split: str | None, default: Choice) -> Choice:
-    return default if split is None else partial(files_of_split, split=split)
+def _asked(path: str, split: str | None, default: Choice) -> Files:
+    if split is None:
+        return find_files(path, default)
+    slices = parse_split(split)
+    found = {
+        name: find_files(path, partial(files_of_split, split=name), partial(listed_files, path=path, split=name)).used
+        for name in dict.fromkeys(part.split for part in slices)
+    }
+    used = dict.fromkeys(file for files in found.values() for file in files)
+    return Files(list(used), parts=tuple((part, tuple(found[part.split])) for part in slices))
 
 
-def find_files(path: str, choose: Choice = lambda files, folder: Files(files)) -> Files:
+def find_files(
+    path: str, choose: Choice = lambda files, folder: Files(files), listed: Callable[[list[Path]], Files] = Files
+) -> Files:
     """The files of a path, a folder (searched recursively), a glob, `builtin:NAME` or a hub data set; sorted.
 
-    `choose`: among the files of a folder or hub data set. UserError if there are none, or if the file's suffix is not
-    one that can be read.
+    `choose`: among the files of a folder or hub data set; `listed`: among those of a file name or glob. UserError if
+    there are none, or if the file's suffix is not one that can be read.
     """
     if path.startswith(BUILTIN):
-        return Files([_built_in(path.removeprefix(BUILTIN))])
+        return listed([_built_in(path.removeprefix(BUILTIN))])
     local = expand(path)
     if local.is_file():
         data_suffix(local)
-        return Files([local])
+        return listed([local])
     if local.is_dir():
         return choose(_readable(_visible(local), path, "folder"), local)
     if glob.has_magic(str(local)):
-        return Files(_readable(map(Path, glob.glob(str(local), recursive=True)), path, "pattern"))
+        return listed(_readable(map(Path, glob.glob(str(local), recursive=True)), path, "pattern"))
     if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.endswith(SUFFIXES + COMPRESSED) and path[0] != ".":
         return _from_hub(path, choose)
     raise UserError(f"data set {path}: no such file or folder")

@@ -4,11 +4,13 @@ mlx-lm's folders hold `train.jsonl`, `valid.jsonl` and `test.jsonl`; data sets o
 a word in the path (`data/train-00000-of-00001.parquet`, `train/a.jsonl`).
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from lorawgpu.data.slices import Slice
 from lorawgpu.errors import UserError
 
 SHOWN = 5  # names of files in a message
@@ -20,11 +22,13 @@ _WORD = {s: re.compile(rf"(?<![a-z])({'|'.join(names)})(?![a-z])", re.IGNORECASE
 @dataclass(frozen=True)
 class Files:
     """`used`: what the data set is asked for. `held_out`: its validation files, if they are to be evaluated on.
-    `unread`: those of other splits."""
+    `unread`: those of other splits. `parts`: the slices of splits that are asked for, each with the files of its split.
+    """
 
     used: list[Path]
     held_out: tuple[Path, ...] = ()
     unread: tuple[Path, ...] = ()
+    parts: tuple[tuple[Slice, tuple[Path, ...]], ...] = ()
 
 
 def split_of(path: PurePath) -> str | None:
@@ -62,6 +66,19 @@ def files_of_split(files: Iterable[Path], folder: Path, split: str) -> Files:
         names = ", ".join(sorted(str(inside[f]) for f in files)[:SHOWN])
         raise UserError(f"data set {folder}: no file is of the split `{split}`; it has {known} ({names})")
     return Files(used)
+
+
+def listed_files(files: Iterable[Path], path: str, split: str) -> Files:
+    """The files of a split among those that a file name or a pattern stands for: as in `datasets`, they are the split
+    `train` unless they are named after others. UserError if none is of that split."""
+    files = list(files)
+    try:
+        return files_of_split(files, Path(os.path.commonpath([file.parent for file in files])), split)
+    except UserError:
+        if _canonical(split) == TRAIN:
+            return Files(files)
+        what = "a file or pattern whose names say no split is the split `train`; remove `split`, or give the folder"
+        raise UserError(f"data set {path}: no file is of the split `{split}`: {what}") from None
 
 
 def _is_certain(path: PurePath) -> bool:

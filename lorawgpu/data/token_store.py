@@ -75,6 +75,7 @@ class TokenStore:
     """
 
     kind = ""  # the type of its records, if the reader says it
+    is_part = False  # of its files, some records were not asked for
 
     def __init__(self, folder: Path, files: dict[str, str], keep: object = None):
         self.folder, self.files, self._names = folder, files, list(files)
@@ -102,6 +103,10 @@ class TokenStore:
         is_target = self._labels != IGNORE
         is_target[starts] = False
         return np.add.reduceat(is_target, starts, dtype=np.int64) if len(starts) else starts
+
+    def lines_of(self, name: str) -> np.ndarray:
+        """The lines of a file that its samples come from, int64 [samples]."""
+        return self._lines[self._lines[:, 0] == self._names.index(name), 1]
 
     def place(self, index: int) -> tuple[str, int]:
         """The file and line that sample `index` was read from."""

@@ -20,6 +20,7 @@ from lorawgpu.data.compressed import COMPRESSED
 from lorawgpu.data.encode import Encoded, Encoder
 from lorawgpu.data.formats import SourceLine
 from lorawgpu.data.read_files import BadLine, Raw, bad_line, data_suffix, is_uncompressed_jsonl, read, split_lines
+from lorawgpu.data.slices import chosen
 from lorawgpu.data.token_store import Chunk, Counts, StoreWriter
 from lorawgpu.errors import UserError
 from lorawgpu.guard.status import begin
@@ -44,6 +45,9 @@ def start_worker() -> None:
     guard.shared_worker().start(__name__)
 
 
+Piece = tuple[Path, np.ndarray | None]  # a file, and the numbers of its records, ascending; None for all
+
+
 @dataclass(frozen=True)
 class _Task:
     """Work for one process: a byte range of whole lines of an uncompressed file, records already read, or all of a
@@ -56,19 +60,21 @@ class _Task:
     size: int = 0
     first_line: int = 1
     records: bytes | None = None  # pickled: only workers look inside
+    numbers: np.ndarray | None = None  # of the records of a whole file that are wanted, ascending; None for all
     stopped: dict[int, str] = field(default_factory=dict)  # lines that met a limit, and which
 
 
 def encode_files(
-    writer: StoreWriter, files: Sequence[Path], encoder: Encoder, workers: int, skip_bad_lines: bool
+    writer: StoreWriter, pieces: Sequence[Piece], encoder: Encoder, workers: int, skip_bad_lines: bool
 ) -> None:
-    """Encode all records of `files` in order, with a progress display if it takes a while.
+    """Encode the records of `pieces` in order, with a progress display if it takes a while.
 
     UserError for a bad file, a bad record or one that meets a limit (unless `skip_bad_lines`).
     """
-    total = sum(f.stat().st_size for f in files)
+    total = sum(file.stat().st_size for file, _ in pieces)
+    order = {file: number for number, file in enumerate(dict.fromkeys(file for file, _ in pieces))}
     with progress(total, "tokenizing", "B") as advance, closing(_Pool(workers if total >= MIN_PARALLEL else 1)) as pool:
-        tasks = (task for number, file in enumerate(files) for task in _tasks(number, file))
+        tasks = (task for file, numbers in pieces for task in _tasks(order[file], file, numbers))
         for task, chunk in pool.map(guard.Kept(_itself, encoder), tasks, skip_bad_lines):
             writer.append(task.number, chunk)
             advance(task.done)
@@ -90,16 +96,16 @@ def _itself(encoder: Encoder) -> Encoder:
     return encoder
 
 
-def _tasks(number: int, file: Path) -> Iterator[_Task]:
+def _tasks(number: int, file: Path, numbers: np.ndarray | None) -> Iterator[_Task]:
     left = file.stat().st_size
-    if is_uncompressed_jsonl(file):
+    if numbers is None and is_uncompressed_jsonl(file):
         yield from _ranges(number, file)
     elif left <= (WHOLE if file.suffix.lower() in (*COMPRESSED, ".parquet") else CHUNK):
-        yield _Task(str(file), number, left)
+        yield _Task(str(file), number, left, numbers=numbers)
     else:
         with closing(guard.Worker()) as reader:
             try:
-                for size, records in reader.stream(_batches, file):
+                for size, records in reader.stream(_batches, file, numbers):
                     yield _Task(str(file), number, min(size, left), records=records)
                     left -= min(size, left)
             except guard.WorkerStopped as stopped:
@@ -128,11 +134,11 @@ def allow_array(file: Path) -> None:
     guard.allow_work(more)
 
 
-def _batches(file: Path) -> Iterator[tuple[int, bytes]]:
+def _batches(file: Path, numbers: np.ndarray | None) -> Iterator[tuple[int, bytes]]:
     """In a worker: the records of a file, pickled, in batches; and about how many bytes each batch has."""
     allow_array(file)
     records, size = [], 0
-    for line, raw in read(file):
+    for line, raw in chosen(read(file), numbers):
         begin(line)
         records.append((line, raw))
         size += len(raw) if isinstance(raw, bytes) else len(repr(raw))
@@ -257,7 +263,7 @@ def _records(task: _Task) -> Iterator[tuple[int, Raw]]:
     if task.records is not None:
         yield from pickle.loads(task.records)
     elif not task.size:
-        yield from read(Path(task.file))
+        yield from chosen(read(Path(task.file)), task.numbers)
     else:
         with open(task.file, "rb") as stream:
             stream.seek(task.start)

@@ -20,6 +20,7 @@ from lorawgpu.data.batch_order import Batches, BatchSettings
 from lorawgpu.data.batching import token_capacity
 from lorawgpu.data.dataset import Data, DatasetSpec, LoadSettings, load
 from lorawgpu.data.encode import EncodeSettings, NeedsTokenizer
+from lorawgpu.data.slices import Shard
 from lorawgpu.data.token_store import default_cache_dir
 from lorawgpu.data.workers import default_workers
 from lorawgpu.engine.readings import settled
@@ -154,6 +155,7 @@ def load_data(
             DatasetSpec(
                 d.path, d.type, d.weight, d.split, d.renaming(),
                 None if d.roles_to_train is None else tuple(d.roles_to_train), d.train_on_eos,
+                Shard(d.shards, d.shards_idx, config.seed) if d.shards else None,
             ) for d in sets
         ]  # fmt: skip
 
