@@ -17,6 +17,7 @@ from lorawgpu.files.hub import is_hub_name
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OLD = COMMIT[::-1]  # of the revision v1 of acme/chats
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -30,14 +31,32 @@ class Hub(BaseHTTPRequestHandler):
     }
 
     chats = {"README.md": b"", "data/train-0.jsonl": b"{}\n", "data/test-0.jsonl": b"{}\n"}
+    card = b"""---
+configs:
+- config_name: hard
+  data_files:
+  - {split: dev, path: b/*}
+  - {split: train, path: a/**}
+---
+"""
+    old = {"README.md": card} | dict.fromkeys(("a/x/1.jsonl", "a/2.jsonl", "b/3.jsonl", "easy/4.jsonl"), b"{}\n")
 
     def do_GET(self):
         parts = self.path.split("?")[0].strip("/").split("/")
-        for name, api, files in (("acme/tiny", "models", self.files), ("acme/chats", "datasets", self.chats)):
+        known = (("acme/tiny", "models", self.files), ("acme/chats", "datasets", self.chats))
+        if "v1" in parts or OLD in parts:  # a revision
+            known = (("acme/chats", "datasets", self.old),)
+        for name, api, files in known:
             if parts[:4] == ["api", api, *name.split("/")]:
                 listing = [{"type": "file", "path": file, "rfilename": file, "size": len(data), "oid": "0" * 40}
                            for file, data in files.items()]  # fmt: skip
-                info = {"id": name, "sha": COMMIT, "private": False, "siblings": listing, "tags": []}
+                info = {
+                    "id": name,
+                    "sha": OLD if files is self.old else COMMIT,
+                    "private": False,
+                    "siblings": listing,
+                    "tags": [],
+                }
                 return self.answer(json.dumps(listing if "tree" in parts else info).encode(), "application/json")
             path = parts[1:] if api == "datasets" else parts
             if path[:3] == [*name.split("/"), "resolve"] and (data := files.get("/".join(path[4:]))):
@@ -54,7 +73,7 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", OLD if "/v1/" in self.path or OLD in self.path else COMMIT)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
@@ -73,6 +92,7 @@ def endpoint():
 
 CHILD = """
 import sys
+from lorawgpu.data.configurations import Within
 from lorawgpu.data.find_files import files_to_train, find_files
 from lorawgpu.errors import UserError
 from lorawgpu.weights.loader import open_checkpoint
@@ -81,6 +101,11 @@ try:
         find_files("acme/set")
     if sys.argv[1] == "chats":
         sys.exit(str([path.name for path in files_to_train("acme/chats").used]))
+    if sys.argv[1].startswith("v1"):
+        _, name, split, *data_files = sys.argv[1].split()
+        within = Within(None if name == "-" else name, "v1", tuple(data_files))
+        files = files_to_train("acme/chats", None if split == "-" else split, within).used
+        sys.exit(str([path.name for path in files]))
     checkpoint = open_checkpoint(sys.argv[1])
 except UserError as error:
     sys.exit(f"USER: {error}")
@@ -133,6 +158,24 @@ def test_a_data_set_comes_from_the_cache_without_a_network(endpoint, tmp_path):
     assert fetched.stderr.strip() == "['train-0.jsonl']"
     for more in ({}, {"HF_HUB_OFFLINE": "1"}):
         assert open_in_child("chats", "http://127.0.0.1:9", tmp_path, **more).stderr == fetched.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("v1 hard -", "['2.jsonl', '1.jsonl']"),
+        ("v1 hard validation", "['3.jsonl']"),
+        ("v1 easy -", "['4.jsonl']"),
+        ("v1 - - a/*.jsonl easy/4.jsonl", "['2.jsonl', '4.jsonl']"),
+        ("v1 none -", "acme/chats, on the hub: no files of the configuration (name) none; it has hard"),
+    ],
+)
+def test_a_configuration_and_files_of_a_revision_of_a_data_set(endpoint, tmp_path, asked, words):
+    fetched = open_in_child(asked, endpoint, tmp_path)
+    assert words in fetched.stderr
+    if words[0] == "[":
+        again = open_in_child(asked, "http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE="1")
+        assert again.stderr == fetched.stderr
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,12 @@ def test_the_tokens_are_those_of_a_copy_renamed_by_hand(samples, record, keys, b
     assert samples(record, **keys) == samples(by_hand)
 
 
+def test_a_loader_of_datasets_as_path_takes_the_file_of_data_files(samples):
+    record = {"messages": TALK}
+    for files in ("d.jsonl", ["d.jsonl"]):
+        assert samples(record, path="json", data_files=files, ds_type="json", split="train") == samples(record)
+
+
 def trained(samples, **keys):
     ids, labels = samples({"messages": TALK}, **keys)
     return tiny_tokenizer().decode([i for i, label in zip(ids, labels, strict=True) if label != IGNORE])
@@ -149,6 +155,8 @@ def test_a_role_without_a_name_is_refused(samples):
     [
         ({"split": "train[:10"}, "datasets.0.split: got 'train[:10'; wanted a split, or slices such as train[:500]"),
         ({"shards": 3, "shards_idx": 3}, "shards_idx: got 3; wanted below shards, which is 3"),
+        ({"path": "json", "data_files": ["d.jsonl", "e.jsonl"]}, "with path json, write each file as an entry of its"),
+        ({"data_files": "d.jsonl"}, "d.jsonl: data_files: only for a data set that is a folder or of the hub; remove"),
         ({"shards_idx": 1}, "shards_idx: got 1; wanted shards next to it"),
         ({"type": {"format": "[INST] {instruction}"}}, "format: missing here: this change of the data"),
         ({"field_chosen": "a"}, "field_chosen: missing here: training on preferences"),

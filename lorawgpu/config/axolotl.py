@@ -125,8 +125,6 @@ DATA_MISSING = _by_name({
     "training on preferences or rewards; only supervised fine-tuning is here": """
         field_chosen field_rejected field_prompt field_label step_separator max_completion_length
         train_on_last_step_only logprobs_field temperature""",
-    "a part of a data set; save what you want as a file, and give that as path": """
-        name revision data_files""",
     "this change of the data; write it into the data": """
         input_transform input_format message_field_training_detail field_human field_model format no_input_format
         system_prompt system_format""",

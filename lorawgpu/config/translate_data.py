@@ -48,6 +48,9 @@ def _translate(t: Any, item: dict, where: tuple) -> list[str]:
         value = item.pop(name)
         if value and not (name == "chat_template" and value in ("tokenizer_default", t.data.get("chat_template"))):
             t.problems.append(ConfigProblem((*where, name), f"{name}: missing here: {DATA_MISSING[name]}"))
+    if item.get("path") in LOADERS and item.get("data_files"):
+        foreign.append("path")
+        _take_files(t, item, where)
     for name in [name for name in item if name in DATA_WITHOUT_EFFECT]:
         if item.pop(name):
             t.notes.append(f"without effect here: {name} (of {where[0]})")
@@ -61,4 +64,16 @@ def _translate(t: Any, item: dict, where: tuple) -> list[str]:
     return foreign
 
 
+def _take_files(t: Any, item: dict, where: tuple) -> None:
+    """Of `path: json`, which names a loader of the library `datasets`, the path is in data_files."""
+    files = item.pop("data_files")
+    files = [files] if isinstance(files, str) else files
+    if isinstance(files, list) and len(files) == 1:
+        item["path"] = files[0]
+    else:
+        what = f"data_files: with path {item['path']}, write each file as an entry of its own, `- path: FILE`"
+        t.problems.append(ConfigProblem((*where, "data_files"), what))
+
+
+LOADERS = ("json", "csv", "parquet")  # of the library `datasets`, by the names it has for them
 _OLDER = {"message_field_role": "role", "message_field_content": "content", "train_on_eot": "train_on_eos"}

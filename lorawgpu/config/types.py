@@ -142,6 +142,12 @@ class DataSet(Section):
     split: Split | None = None
     """Of a folder or hub data set, by the names of its files; by default `train`, and for `test_datasets` `validation`,
     else `test`. Also slices and sums, as `train[:500]`, `train[10%:20%]`, `train[-100:]+test`."""
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """The configuration of a folder or hub data set: of `configs` in its README.md, or the folder of that name."""
+    revision: Annotated[str, Field(min_length=1)] | None = None
+    """The branch, tag or commit of a hub data set; by default `main`."""
+    data_files: Names = []
+    """Files of a folder or hub data set, by name or glob; all are read unless `split` says otherwise."""
     shards: Count | None = None
     """Use one of so many parts of the data set, shuffled by `seed` before it is cut."""
     shards_idx: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0

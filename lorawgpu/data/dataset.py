@@ -17,10 +17,11 @@ from lorawgpu.chat.template import GuardedTemplate
 from lorawgpu.data import token_store as cache
 from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import CorruptStore
+from lorawgpu.data.configurations import Within
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.field_names import described
 from lorawgpu.data.file_notes import left_out, read_twice
-from lorawgpu.data.find_files import files_to_evaluate, files_to_train
+from lorawgpu.data.find_files import WHOLE, files_to_evaluate, files_to_train
 from lorawgpu.data.formats import check_type
 from lorawgpu.data.pieces import detected, pieces_of
 from lorawgpu.data.read_files import BadLine
@@ -48,6 +49,7 @@ class DatasetSpec:
     roles_to_train: tuple[str, ...] | None = None  # instead of those of `LoadSettings`
     train_on_eos: str = EncodeSettings.train_on_eos
     shard: Shard | None = None
+    within: Within = WHOLE  # the files that are meant, of a folder or hub data set
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ def load(
     if val_specs and val_set_size:
         raise UserError("give either a validation data set or `val_set_size`, not both")
     training = loading.purpose == LoadSettings.purpose
-    found = [(files_to_train if training else files_to_evaluate)(spec.path, spec.split) for spec in specs]
-    held_out = [(spec, files_to_evaluate(spec.path, spec.split)) for spec in val_specs]
+    found = [(files_to_train if training else files_to_evaluate)(spec.path, spec.split, spec.within) for spec in specs]
+    held_out = [(spec, files_to_evaluate(spec.path, spec.split, spec.within)) for spec in val_specs]
     if not val_specs and not val_set_size:
         held_out = [
             (replace(s, shard=None), Files(list(f.held_out))) for s, f in zip(specs, found, strict=True) if f.held_out
@@ -125,7 +127,7 @@ def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Files | None = Non
     `skip_bad_lines`), or if no sample is left.
     """
     try:
-        return _tokenize(spec, loading, files_to_train(spec.path, spec.split) if files is None else files)
+        return _tokenize(spec, loading, files_to_train(spec.path, spec.split, spec.within) if files is None else files)
     except BadLine as error:
         if loading.purpose != LoadSettings.purpose:  # only `train` has the option
             raise

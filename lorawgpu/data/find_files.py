@@ -7,9 +7,19 @@ from functools import partial
 from pathlib import Path
 
 from lorawgpu.data.compressed import COMPRESSED
+from lorawgpu.data.configurations import CARD, Within, narrowed
 from lorawgpu.data.read_files import SUFFIXES, data_suffix
 from lorawgpu.data.slices import parse_split
-from lorawgpu.data.splits import Files, evaluation_files, files_of_split, listed_files, training_files
+from lorawgpu.data.splits import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Files,
+    evaluation_files,
+    files_of_split,
+    listed_files,
+    training_files,
+)
 from lorawgpu.errors import UserError
 from lorawgpu.files.hub import cached_data_set, explain_failure, was_reached
 from lorawgpu.files.paths import expand
@@ -17,28 +27,30 @@ from lorawgpu.files.paths import expand
 BUILTIN = "builtin:"
 NO_DATA = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json")  # of the hub's libraries
 ASSETS = Path(__file__).parent.parent / "assets"
-
+WHOLE = Within()
 
 Choice = Callable[[list[Path], Path], Files]  # among the files of a folder
 
 
-def files_to_train(path: str, split: str | None = None) -> Files:
+def files_to_train(path: str, split: str | None = None, within: Within = WHOLE) -> Files:
     """The files of a data set to train on; a folder or hub data set may hold other splits too. UserError as
     `find_files`."""
-    return _asked(path, split, training_files)
+    return _asked(path, split, within, training_files, (TRAIN,))
 
 
-def files_to_evaluate(path: str, split: str | None = None) -> Files:
+def files_to_evaluate(path: str, split: str | None = None, within: Within = WHOLE) -> Files:
     """The files of a data set to evaluate on. UserError as `find_files`."""
-    return _asked(path, split, evaluation_files)
+    return _asked(path, split, within, evaluation_files, (VALIDATION, TEST))
 
 
-def _asked(path: str, split: str | None, default: Choice) -> Files:
+def _asked(path: str, split: str | None, within: Within, default: Choice, default_splits: tuple[str, ...]) -> Files:
     if split is None:
-        return find_files(path, default)
+        return find_files(path, default, within=within, splits=default_splits)
     slices = parse_split(split)
     found = {
-        name: find_files(path, partial(files_of_split, split=name), partial(listed_files, path=path, split=name)).used
+        name: find_files(
+            path, partial(files_of_split, split=name), partial(listed_files, path=path, split=name), within, (name,)
+        ).used
         for name in dict.fromkeys(part.split for part in slices)
     }
     used = dict.fromkeys(file for files in found.values() for file in files)
@@ -46,26 +58,51 @@ def _asked(path: str, split: str | None, default: Choice) -> Files:
 
 
 def find_files(
-    path: str, choose: Choice = lambda files, folder: Files(files), listed: Callable[[list[Path]], Files] = Files
+    path: str,
+    choose: Choice = lambda files, folder: Files(files),
+    listed: Callable[[list[Path]], Files] = Files,
+    within: Within = WHOLE,
+    splits: tuple[str, ...] = (TRAIN,),
 ) -> Files:
     """The files of a path, a folder (searched recursively), a glob, `builtin:NAME` or a hub data set; sorted.
 
-    `choose`: among the files of a folder or hub data set; `listed`: among those of a file name or glob. UserError if
-    there are none, or if the file's suffix is not one that can be read.
+    `choose`: among the files of a folder or hub data set; `listed`: among those that are named, or that match a glob;
+    `splits`: the same where a configuration says the splits. UserError if there are none, or if the file's suffix is
+    not one that can be read.
     """
+
+    def chosen(files: list[Path], folder: Path, card: Callable[[], str]) -> Files:
+        files, of_split = narrowed(files, folder, within, splits, card)
+        return of_split or (listed(files) if within.data_files else choose(files, folder))
+
+    local = expand(path)
+    if _is_hub_name(path) and not local.exists():
+        return _from_hub(path, within.revision, chosen)
+    if local.is_dir() and not within.revision:
+        return _of_folder(local, path, chosen)
+    if keys := within.keys():
+        of = "of the hub" if local.is_dir() else "that is a folder or of the hub"
+        raise UserError(f"data set {path}: {', '.join(keys)}: only for a data set {of}; remove it")
     if path.startswith(BUILTIN):
         return listed([_built_in(path.removeprefix(BUILTIN))])
-    local = expand(path)
     if local.is_file():
         data_suffix(local)
         return listed([local])
-    if local.is_dir():
-        return choose(_readable(_visible(local), path, "folder"), local)
     if glob.has_magic(str(local)):
         return listed(_readable(map(Path, glob.glob(str(local), recursive=True)), path, "pattern"))
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.endswith(SUFFIXES + COMPRESSED) and path[0] != ".":
-        return _from_hub(path, choose)
     raise UserError(f"data set {path}: no such file or folder")
+
+
+def _is_hub_name(path: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", path)) and not path.endswith(SUFFIXES + COMPRESSED) and path[0] != "."
+
+
+def _of_folder(folder: Path, name: str, chosen: Callable[[list[Path], Path, Callable[[], str]], Files]) -> Files:
+    def card() -> str:
+        file = folder / CARD
+        return file.read_text("utf-8", "replace") if file.is_file() else ""
+
+    return chosen(_readable(_visible(folder), name, "folder"), folder, card)
 
 
 def _visible(folder: Path) -> Iterator[Path]:
@@ -92,7 +129,9 @@ def _built_in(name: str) -> Path:
     return file
 
 
-def _from_hub(name: str, choose: Choice) -> Files:
+def _from_hub(
+    name: str, revision: str | None, chosen_of: Callable[[list[Path], Path, Callable[[], str]], Files]
+) -> Files:
     """Download the chosen files of a hub data set; without a network, those that are in the hub's cache."""
     try:
         import huggingface_hub
@@ -101,22 +140,27 @@ def _from_hub(name: str, choose: Choice) -> Files:
             f"data set {name}: no such file or folder; to download it from the Hugging Face hub: "
             "pip install huggingface_hub"
         ) from None
+    where = {"repo_type": "dataset"} | ({"revision": revision} if revision else {})
+
+    def fetched(files: Iterable[Path]) -> list[Path]:
+        return [Path(huggingface_hub.hf_hub_download(name, f.as_posix(), **where)) for f in files]
+
     try:
         hub = huggingface_hub.HfApi()
-        hub.repo_info(name, repo_type="dataset")  # fails at once, where listing the files would retry six times
-        names = hub.list_repo_files(name, repo_type="dataset")
-        names = sorted(n for n in names if n.lower().endswith(_ENDINGS) and n not in NO_DATA)
-        chosen = choose([Path(n) for n in names], Path()) if names else Files([])
+        hub.repo_info(name, **where)  # fails at once, where listing the files would retry six times
+        all_names = hub.list_repo_files(name, **where)
+        names = sorted(n for n in all_names if n.lower().endswith(_ENDINGS) and n not in NO_DATA)
 
-        def fetched(files: Iterable[Path]) -> list[Path]:
-            return [Path(huggingface_hub.hf_hub_download(name, f.as_posix(), repo_type="dataset")) for f in files]
+        def card() -> str:
+            return fetched([Path(CARD)])[0].read_text("utf-8", "replace") if CARD in all_names else ""
 
+        chosen = chosen_of([Path(n) for n in names], Path(), card) if names else Files([])
         files = Files(fetched(chosen.used), tuple(fetched(chosen.held_out)), chosen.unread)
     except UserError as error:
         raise UserError(f"data set {name}, on the hub: {str(error).removeprefix('data set .: ')}") from None
     except Exception as error:  # the client has dozens of error types: no network, no such name, no permission
-        if not was_reached(error) and (folder := cached_data_set(name)):
-            return choose(_readable(_visible(folder), name, "folder"), folder)
+        if not was_reached(error) and (folder := cached_data_set(name, revision)):
+            return _of_folder(folder, name, chosen_of)
         raise UserError(f"data set {name}: no such file or folder here, and {explain_failure(error)}") from None
     if not files.used:
         raise UserError(f"data set {name}: the hub repository has no files ending in {', '.join(SUFFIXES)}")

@@ -48,6 +48,11 @@ def _canonical(name: str) -> str | None:
     return next((split for split, names in NAMES.items() if name.lower() in names), None)
 
 
+def same_split(name: str, other: str) -> bool:
+    """Whether two names are of one split, as `dev` and `validation` are."""
+    return name == other or _canonical(name) is not None and _canonical(name) == _canonical(other)
+
+
 def _labels(path: PurePath) -> set[str]:
     """What a path may call its split: the file name without its shard (`train_sft-00000-of-00002`), and its folders."""
     stem = path.name.split(".")[0]

@@ -57,12 +57,12 @@ def _file(repo: str, file: str, hf_hub_download) -> Path:
     return Path(hf_hub_download(repo, file))
 
 
-def cached_data_set(name: str) -> Path | None:
+def cached_data_set(name: str, revision: str | None = None) -> Path | None:
     """The folder of a hub data set in the hub's cache, which may hold only some of its files; None if there is none."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, repo_type="dataset", local_files_only=True))
+        return Path(snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
     except Exception:
         return None
 

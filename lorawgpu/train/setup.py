@@ -18,6 +18,7 @@ from lorawgpu.config.model_options import kept_options
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.data.batch_order import Batches, BatchSettings
 from lorawgpu.data.batching import token_capacity
+from lorawgpu.data.configurations import Within
 from lorawgpu.data.dataset import Data, DatasetSpec, LoadSettings, load
 from lorawgpu.data.encode import EncodeSettings, NeedsTokenizer
 from lorawgpu.data.slices import Shard
@@ -156,6 +157,7 @@ def load_data(
                 d.path, d.type, d.weight, d.split, d.renaming(),
                 None if d.roles_to_train is None else tuple(d.roles_to_train), d.train_on_eos,
                 Shard(d.shards, d.shards_idx, config.seed) if d.shards else None,
+                Within(d.name, d.revision, tuple(d.data_files)),
             ) for d in sets
         ]  # fmt: skip
 
