@@ -18,7 +18,7 @@ from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief
 
 CARD = "README.md"
-MAX_CARD = 4 << 20  # bytes of YAML
+MAX_CARD = 4 << 20  # characters in which its YAML is looked for
 
 
 @dataclass(frozen=True)
