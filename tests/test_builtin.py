@@ -98,6 +98,7 @@ def test_the_chat_set_holds_out_whole_modules(chats):
     assert not modules[0] & modules[1] and len(answers[1] - answers[0]) > 90
 
 
+@pytest.mark.long
 def test_the_base_scores_on_the_chat_set_what_its_card_says(engine, chats):
     """Weights, tokenizer, template and mask together: any of them changed moves the loss by more than this.
 

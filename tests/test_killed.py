@@ -32,6 +32,7 @@ def killed_and_resumed(config: Path, moments) -> int:
     return kills
 
 
+@pytest.mark.long
 def test_killed_and_resumed_is_bit_equal(tmp_path):
     """It saves at every step, so that kills hit saves too."""
     keys = {"save_steps": 1, "logging_steps": 1, "max_steps": 40}

@@ -66,7 +66,7 @@ def test_a_run_ends_with_a_report_of_everything(tmp_path, train_main, capsys):
 
 
 def test_evaluating_the_base_before_the_first_step_leaves_no_trace(tmp_path, runs):
-    """When continuing from an adapter, the base is the model without it; training still starts from the adapter."""
+    """When continuing from an adapter, what is measured before the first step is that adapter."""
     keys = {
         "adapter": str(MODEL / "adapter_init"),
         "lora_r": None,
@@ -83,7 +83,7 @@ def test_evaluating_the_base_before_the_first_step_leaves_no_trace(tmp_path, run
         assert np.array_equal(tensor, looked.engine.tensors()[name]), name
     records = read_metrics(looked.run.folder / "metrics.jsonl")
     (base,) = [r["base_eval_loss"] for r in records if "base_eval_loss" in r]
-    looked.engine.load("params", {n: np.zeros_like(t) for n, t in looked.run.start.items()})
+    looked.engine.load("params", looked.run.start)
     from lorawgpu.engine.evaluation import evaluate_source
 
     assert evaluate_source(looked.engine, looked.run.data.validation).loss == base

@@ -79,7 +79,7 @@ def test_a_run_outlives_its_output(folder, where):
     records = (
         (folder / "out" / "metrics.jsonl").read_text().splitlines()
     )  # nothing else was written into a file opened as number 2
-    assert [json.loads(record)["step"] for record in records] == [0, 1, 2, 3]
+    assert [json.loads(record)["step"] for record in records] == [0, 1, 2, 3, 3] and "finished" in records[-1]
     if where == "> /dev/full":
         assert "note: standard output: No space left on device; continuing without it" in err
 
