@@ -357,3 +357,12 @@ def test_overrides_with_thousands_of_digits(tmp_path, key):
     for value in ("9" * 5000, '!!bool "maybe"', "!!timestamp x"):
         with pytest.raises(UserError):
             load_config(path, [f"{key}={value}"])
+
+
+def test_an_empty_value_of_another_tool_asks_for_nothing(tmp_path):
+    """An Unsloth notebook's `loftq_config = None` is no wish for 4 bits."""
+    text = "base_model: m\ndatasets: [{path: d.jsonl}]\nloftq_config: null\nuse_cache: null\nrank: null\n"
+    (tmp_path / "m").mkdir()
+    (tmp_path / "d.jsonl").touch()
+    (tmp_path / "c.yaml").write_text(text)
+    assert load_config(tmp_path / "c.yaml").load_in_4bit is False

@@ -89,6 +89,15 @@ def test_evaluating_the_base_before_the_first_step_leaves_no_trace(tmp_path, run
     assert evaluate_source(looked.engine, looked.run.data.validation).loss == base
 
 
+def test_a_copy_of_a_finished_run_is_finished(tmp_path, runs):
+    """The times of a copy's files are in any order; a run that was made longer has its new total."""
+    folder = runs.train(write_config(tmp_path, max_steps=1))
+    os.utime(folder / "adapter_model.safetensors", (1, 1))
+    assert "finished at step 1 of 1" in page.page([read_run(folder)])
+    runs.train(write_config(tmp_path, max_steps=2), "auto")
+    assert "finished at step 2 of 2" in page.page([read_run(folder)])
+
+
 def test_a_running_run_is_reported_up_to_its_last_record(tmp_path):
     """An incomplete last line, no config, no checkpoint: no error, and nothing is changed."""
     log = MetricsLog(tmp_path / "metrics.jsonl")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from tiny_run import MODEL, adapter_bytes, byte_model, write_config, write_data
 
 from lorawgpu.chat import template as chat
@@ -67,7 +68,7 @@ def assert_same_run(a: Path, b: Path):
 
 def timeless(folder: Path) -> list[dict]:
     other = ("tokens_per_s", "seconds", "paused_seconds", "data_wait_seconds", "tokens", "plan", "gpu_bytes", "started",
-             "finished")  # fmt: skip
+             "finished", "total_steps")  # fmt: skip
     records = [{k: v for k, v in r.items() if k not in other} for r in read_metrics(folder / "metrics.jsonl")]
     return [record for record in records if len(record) > 1]
 
@@ -354,6 +355,24 @@ def test_a_malformed_state_is_refused(tmp_path, capsys, runs, train_main):
         (file.parent / SUMS_FILE).write_text(_sums(file.parent))
         assert train_main([str(tmp_path / "config.yaml"), "--resume"]) == 2
         assert f"'{key}' is missing or malformed in its state" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changed", ["alpha", "tensor"])
+def test_a_sealed_checkpoint_of_another_adapter_is_refused(tmp_path, capsys, runs, train_main, changed):
+    """Sums that fit prove that nothing was damaged, not that it is the adapter of this run."""
+    place = runs.train(write_config(tmp_path, max_steps=1)) / "checkpoint-1"
+    if changed == "alpha":
+        file = place / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": 999}))
+    else:
+        for name, prefix in (("adapter_model.safetensors", ""), ("optimizer.safetensors", "m.")):
+            tensors = safetensors.numpy.load_file(place / name)
+            gone = max(key for key in tensors if key.startswith(prefix))
+            safetensors.numpy.save_file({k: t for k, t in tensors.items() if k != gone}, place / name, {"format": "pt"})
+    (place / SUMS_FILE).write_text(_sums(place))
+    assert train_main([str(write_config(tmp_path, max_steps=2)), "--resume", str(place)]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err and ("other tensors, rank or alpha" in err or "does not fit the adapter" in err), err
 
 
 def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path, capsys, runs):

@@ -43,6 +43,8 @@ NEEDLESS = set("""
 def take_other_names(data: dict[str, Any]) -> tuple[list[ConfigProblem], set[str]]:
     """Take other tools' names out of `data`. One problem for all that are ours by another name, and one for all that
     are to be removed; and the keys of ours that were meant."""
+    for key in [key for key, value in data.items() if value is None and key in (RENAMED.keys() | NEEDLESS)]:
+        del data[key]  # an empty value asks for nothing
     theirs = {key: f"{RENAMED[key]}{f': {VALUES[key]}' if key in VALUES else ''}" for key in data if key in RENAMED}
     needless = [key for key in data if key in NEEDLESS]
     renames = ", ".join(f"{key} -> {ours}" for key, ours in theirs.items())

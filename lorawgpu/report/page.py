@@ -92,7 +92,7 @@ def _time(seconds: float) -> str:
 
 
 def status(run: RunRecord) -> str:
-    total = run.first("total_steps")
+    total = run.last("total_steps")
     done = f"step {run.steps:,}" + (f" of {total:,}" if isinstance(total, int) else "")
     return f"finished at {done}" if run.finished else f"{done}; running or interrupted: no final adapter yet"
 

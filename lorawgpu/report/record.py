@@ -1,6 +1,7 @@
 """Reads a run folder; the run may be finished, running, killed or resumed."""
 
 import math
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 
 from lorawgpu.config.schema import METHODS
 from lorawgpu.errors import UserError
-from lorawgpu.files.run_folder import METRICS_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
+from lorawgpu.files.run_folder import CHECKPOINT_PATTERN, METRICS_FILE, RUN_CONFIG_FILE, WEIGHTS_FILE
 from lorawgpu.files.untrusted import read_text_if_regular
 from lorawgpu.report.adapter import Adapter, read_change
 from lorawgpu.train.checkpoint import list_checkpoints
@@ -40,6 +41,10 @@ class RunRecord:
     def first(self, key: str) -> Any:
         """The first value of `key` in the records, or None."""
         return next((r[key] for r in self.records if key in r), None)
+
+    def last(self, key: str) -> Any:
+        """The last value of `key` in the records, or None."""
+        return next((r[key] for r in reversed(self.records) if key in r), None)
 
     def total(self, key: str) -> float | None:
         """The sum of a counter over the processes that trained, each of which began at 0; None if there is none."""
@@ -93,18 +98,18 @@ def read_run(folder: Path) -> RunRecord:
     if not records and not config_file.is_file():
         raise UserError(f"{folder}: holds no run: wanted {METRICS_FILE} or {RUN_CONFIG_FILE} in it")
     config_text = read_text_if_regular(config_file, MAX_CONFIG)
-    adapter, note = _newest_adapter(folder, _continued_from(config_text))
+    adapter, note = _newest_adapter(folder, _continued_from(config_text), records)
     finished = adapter is not None and adapter.place == folder
     return RunRecord(folder, records, config_text, adapter, note, finished)
 
 
-def _newest_adapter(folder: Path, start: Path | None) -> tuple[Adapter | None, str]:
+def _newest_adapter(folder: Path, start: Path | None, records: list[dict]) -> tuple[Adapter | None, str]:
     """The latest readable adapter, or None and why. The final one is written after all checkpoints.
 
     Changes nothing on disk: the run may still be going, and may remove a checkpoint at any moment.
     """
     places, note = [folder, *reversed(list_checkpoints(folder))], "No adapter has been saved yet."
-    if len(places) > 1 and _written(places[1]) > _written(folder):
+    if len(places) > 1 and not _ended(records, folder, places[1]):
         places = places[1:]  # the run was resumed
     for place in places:
         if _written(place):
@@ -113,6 +118,14 @@ def _newest_adapter(folder: Path, start: Path | None) -> tuple[Adapter | None, s
             except (UserError, OSError) as error:
                 note = str(error)
     return None, note
+
+
+def _ended(records: list[dict], folder: Path, checkpoint: Path) -> bool:
+    """Whether the run's last word is its end, and no checkpoint is later. Times tell where no record does: those of a
+    copy have no order."""
+    if not any("finished" in record for record in records):
+        return _written(folder) >= _written(checkpoint)
+    return "finished" in records[-1] and records[-1]["step"] >= int(re.search(CHECKPOINT_PATTERN, checkpoint.name)[1])
 
 
 def _written(place: Path) -> float:

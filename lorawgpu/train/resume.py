@@ -14,8 +14,10 @@ from lorawgpu.data.batch_order import DataPosition
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import UserError
 from lorawgpu.gpu.kernel import SHADERS
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.ops.step_state import StepState, pack_state
 from lorawgpu.train.checkpoint import FORMAT, Snapshot, differences, load_checkpoint, require_same
+from lorawgpu.train.identity import adapter_identity
 from lorawgpu.train.setup import Run
 
 # Settings that may differ when a run is resumed; they change how it goes on.
@@ -117,12 +119,24 @@ def check_same_run(run: Run, snapshot: Snapshot, path: Path) -> None:
         "adapter": "the checkpoint's run and this one continue from different adapters, or one of them from none",
     }
     require_same(snapshot.state["identity"], run.identity, path, reasons)
+    _require_own_adapter(run, snapshot, path)
     step, total = snapshot.state["step"], run.schedule.total_steps
     if step > total:
         raise UserError(
             f"{path}: already at step {step}, but this run has only {total} steps: raise max_steps or num_epochs, "
             "or choose another output_dir to start a new run"
         )
+
+
+def _require_own_adapter(run: Run, snapshot: Snapshot, path: Path) -> None:
+    """UserError if the files of a checkpoint hold another adapter than its state says, though they are sealed."""
+
+    def described(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> tuple:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        return shapes, adapter_identity(lora) | {"lora_target_modules": None}  # PEFT has several ways to name them
+
+    if described(snapshot.lora, snapshot.adapter) != described(run.lora, run.start):
+        raise UserError(f"{path}: its adapter has other tensors, rank or alpha than this run; resume from another one")
 
 
 def _data_difference(saved: dict[str, str], current: dict[str, str]) -> str:

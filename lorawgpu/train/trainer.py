@@ -108,8 +108,7 @@ class Trainer:
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
         log = MetricsLog(folder / METRICS_FILE, self.state.step or None, loggers)
         kept.append(missing_records(folder / METRICS_FILE, log.records, self.state))
-        start = {"started": now()} if self.state.step else {"plan": plan, "total_steps": total, "started": now()}
-        log.write(self.state.step, **start)
+        log.write(self.state.step, **({} if self.state.step else {"plan": plan}), total_steps=total, started=now())
         self.base = base_loss(folder / METRICS_FILE)
         progress = Progress(log, total, self.state.step, evaluations_left=self._evaluations_left)
         if why_over(self.run, self.state):

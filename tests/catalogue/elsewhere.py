@@ -67,6 +67,7 @@ ELSEWHERE = {
     "steps: raise max_steps": "test_resume.py: a run made shorter than its checkpoint",
     "{busy}": "test_resume.py, test_surroundings.py: a second run, or export",
     "early stopping had nothing": "test_train.py",
+    "other tensors, rank or alpha": "test_resume.py",
     "is a link, which a lock file": "test_surroundings.py",
     "no file can have this name": "test_surroundings.py",
     "is not UTF-8, so no config": "test_surroundings.py",
