@@ -81,7 +81,7 @@ def test_a_disk_that_fills_during_a_save_loses_nothing(tmp_path, namespace, whol
     assert done.returncode == 0, done.stderr
     full, resumed = json.loads(done.stdout)
     assert full["code"] == 2 and "Traceback" not in full["err"]
-    assert "No space left on device. The last good checkpoint is " in full["err"], full["err"]
+    assert "No space left on device; free space on its disk. The last good checkpoint is " in full["err"], full["err"]
     assert f"{disk / 'out' / 'checkpoint-3'}; --resume continues from it." in full["err"]
     assert full["left"] > (part - 1) * one  # the partial checkpoint was removed
     assert newest_checkpoint(tmp_path / "full").name == "checkpoint-3"
