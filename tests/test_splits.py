@@ -179,3 +179,17 @@ def test_what_was_recognized_by_other_names_is_said(tmp_path):
     spoken = write_lines(tmp_path / "c.jsonl", {"dialog": [{"role": "user", "content": "Hi"},
                                                            {"role": "assistant", "content": "Yes"}]})  # fmt: skip
     assert load([spoken], loading(), 0, seed=0).notes == [f"{spoken.path}: `dialog` is read as `conversations`"]
+
+
+def test_held_out_samples_that_are_trained_on_are_counted(tmp_path):
+    """Every line twice, or another file with some of them: a copy is trained on unless both are held out."""
+    lines = write_data(tmp_path / "a.jsonl", samples=20, seed=3).read_text().splitlines(keepends=True)
+    (tmp_path / "twice.jsonl").write_text("".join(2 * lines))
+    (tmp_path / "more.jsonl").write_text("".join(lines[:10]) + '{"input_ids": [1, 2, 3]}\n')
+    for names in (["twice.jsonl"], ["a.jsonl", "more.jsonl"]):
+        data = load([DatasetSpec(str(tmp_path / name)) for name in names], loading(), 6, 1)
+        kept = {source[i].input_ids.tobytes() for source in data.train for i in range(len(source))}
+        shared = sum(data.validation[i].input_ids.tobytes() in kept for i in range(6))
+        (note,) = data.notes
+        assert shared and note.startswith(f"{shared} of the 6 held-out samples are trained on too, word for word")
+    assert load([DatasetSpec(str(tmp_path / "a.jsonl"))], loading(), 6, 1).notes == []

@@ -20,7 +20,7 @@ from lorawgpu.data.checksum import CorruptStore
 from lorawgpu.data.configurations import Within
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.field_names import described
-from lorawgpu.data.file_notes import left_out, read_twice
+from lorawgpu.data.file_notes import copies, left_out, read_twice
 from lorawgpu.data.find_files import WHOLE, files_to_evaluate, files_to_train
 from lorawgpu.data.formats import check_type
 from lorawgpu.data.pieces import detected, pieces_of
@@ -116,7 +116,7 @@ def load(
     files = {name: digest for store in stores + val_stores for name, digest in store.files.items()}
     asked = [(spec.path, f) for spec, f in [*zip(specs, found, strict=True), *held_out]]
     read_as = [f"{s.path}: {text}" for s, st in zip(specs, stores, strict=True) if (text := described(st.kind))]
-    notes = read_as + left_out(asked, files) + read_twice(stores, val_stores)
+    notes = read_as + left_out(asked, files) + (read_twice(stores, val_stores) or copies(train, validation))
     return Data(train, [s.weight for s in specs], validation, stores, counts, key, files, notes)
 
 

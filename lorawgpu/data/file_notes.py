@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lorawgpu.data.batching import SampleSet
 from lorawgpu.data.splits import Files
 from lorawgpu.data.token_store import TokenStore
 from lorawgpu.files.paths import expand
@@ -44,6 +45,23 @@ def read_twice(trained: Sequence[TokenStore], held_out: Sequence[TokenStore]) ->
         if first := earlier(digest, (store, name)):
             notes.append(f"{_both(first, name)} trained on and held out: that loss says nothing about new data")
     return notes
+
+
+def copies(train: Sequence[SampleSet], held_out: SampleSet | None) -> list[str]:
+    """Held-out samples of the same tokens as a training sample, which doubled lines and overlapping files have.
+
+    Training samples of another length than all held-out ones are not looked at.
+    """
+    if held_out is None:
+        return []
+    wanted = [held_out[i].input_ids.tobytes() for i in range(len(held_out))]
+    left = set(wanted)
+    for source in train:
+        for index in np.flatnonzero(np.isin(source.lengths, held_out.lengths)):
+            left.discard(source[int(index)].input_ids.tobytes())
+    found = sum(ids not in left for ids in wanted)
+    many = f"{found:,} of the {len(wanted):,} held-out samples are trained on too, word for word"
+    return [f"{many}: that loss says little about new data"] if found else []
 
 
 def _files(stores: Sequence[TokenStore]) -> Iterator[tuple[TokenStore, str, str]]:
