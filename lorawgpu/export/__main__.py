@@ -52,6 +52,8 @@ def parse(argv: list[str]) -> Namespace:
         raise UserError(f"--quantize {args.quantize}: only --to gguf --merged and ollama write weights of the base")
     if args.system is not None and args.to != "ollama":
         raise UserError("--system: only --to ollama writes a Modelfile, which can hold one")
+    if args.system and '"""' in args.system:
+        raise UserError('--system: a Modelfile cannot hold a text with """; write it in another way')
     if args.dequantize and args.to != "merged":
         raise UserError("--dequantize: only --to merged writes base weights")
     return args

@@ -80,6 +80,7 @@ CASES = {
     "no such format": (export("--to", "onnx"), "invalid choice: 'onnx'"),
     "a merged PEFT adapter": (export("--to", "peft", "--merged"), "only --to gguf and ollama have two forms"),
     "types of an adapter": (export("--to", "gguf", "--quantize", "q8_0"), "only --to gguf --merged and ollama write"),
+    "a system message of quotes": (export("--to", "ollama", "--system", 'a"""b'), "--system: a Modelfile cannot hold"),
     "a system message of MLX": (export("--to", "mlx", "--system", "x"), "--system: only --to ollama writes a Modelf"),
     "architecture of PEFT": (export("--to", "peft", "--arch", "llama"), "only --to gguf and ollama take an arch"),
     "dequantized PEFT": (export("--to", "peft", "--dequantize"), "--dequantize: only --to merged writes base"),
