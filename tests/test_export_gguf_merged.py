@@ -147,6 +147,24 @@ def test_a_gguf_base_keeps_what_the_adapter_does_not_change(tmp_path, case):
     assert changed == len(source.effect)
 
 
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_a_file_with_another_value_fails_its_check(tmp_path, kind):
+    """A value that is off by a fifth of the largest in its row, in a matrix and in a vector."""
+    base = with_tokenizer("llama_dense", tmp_path / "base")
+    source = open_source(str(base / "adapter_init"), str(base), True)
+    file = written(tmp_path / "out", source, kind)
+    content = bytearray(file.path.read_bytes())
+    for name in ("blk.0.attn_q.weight", "output_norm.weight"):
+        info, changed = file.tensors[name], values(file, name).copy()
+        changed[0] += np.abs(changed[0]).max() / 5
+        stored = quants.quantize(changed, gguf.GGMLQuantizationType[info.type]).tobytes()
+        file.path.write_bytes(content[: info.offset] + stored + content[info.offset + info.nbytes :])
+        with pytest.raises(CheckFailed, match=f"{name} is not base plus change, rounded"):
+            gguf_merged.check_file(tmp_path / "out", source, kind)
+    file.path.write_bytes(content)
+    gguf_merged.check_file(tmp_path / "out", source, kind)
+
+
 def test_what_cannot_be_merged_is_refused_by_name(tmp_path, capsys):
     case = GOLDEN / "bitnet_packed"
     args = ["--adapter", str(case / "adapter_init"), "--model", str(case), "--to", "gguf", "--merged", "--out"]

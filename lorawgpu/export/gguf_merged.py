@@ -29,7 +29,9 @@ from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 
 FILE = "model.gguf"
 FILE_TYPES = dict(zip(TYPES, (0, 1, 32, 7, 9, 8, 3, 2), strict=True))  # llama.cpp's numbers for general.file_type
-# The largest error of a value, relative to the largest in its row.
+remarks = family_remarks
+# The largest error of a value, relative to the largest in its row: half a step of its type, and for types with a scale
+# a little more, because the scale is rounded to f16.
 LARGEST_ERROR = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8, "Q8_0": 0.5 / 127 + 2.0**-11, "Q5_1": 1 / 28,
                  "Q5_0": 1 / 14, "Q4_1": 1 / 13, "Q4_0": 1 / 7}  # fmt: skip
 
@@ -87,8 +89,8 @@ def _file_type(items: list[Item]) -> int:
 
 
 def check_file(folder: Path, source: ExportSource, quantize: str | None) -> tuple[str, GgufCheckpoint]:
-    """Open the file again and compare model, tokenizer and every changed or converted tensor; returns a note, and the
-    checkpoint. CheckFailed if something differs by more than rounding."""
+    """Open the file again and compare the model and every changed or converted tensor; returns a note, and the
+    checkpoint. CheckFailed if something differs by more than rounding. (The tokenizer was chosen by its ids.)"""
     checkpoint = GgufCheckpoint(folder / FILE, str(folder / FILE))
     if not same_model(_as_gguf(checkpoint.config), _as_gguf(source.config)):
         raise CheckFailed(
@@ -103,6 +105,7 @@ def check_file(folder: Path, source: ExportSource, quantize: str | None) -> tupl
         got = checkpoint.file.read(item.plan.name)[0]
         got = widen(got, DENSE_TYPES[item.plan.type]) if item.plan.type in DENSE_TYPES else got
         error = np.abs(got - want)
+        # 2^-25 is half of the smallest f16, a step that is not relative.
         limit = LARGEST_ERROR[item.plan.type] * np.abs(want).max(-1, keepdims=True) + 2.0**-25
         if not (error <= limit).all():
             raise CheckFailed(f"{FILE}, read back: {item.plan.name} is not base plus change, rounded")
@@ -122,10 +125,6 @@ def _as_gguf(config: ModelConfig) -> ModelConfig:
     if config.layers[0].paths.gate_up == (FUSED,):
         layers = tuple(replace(layer, paths=Paths()) for layer in layers)
     return replace(config, family=family.gguf.archs[0], layers=layers, bos_token_id=None, pad_token_id=None)
-
-
-def remarks(source: ExportSource) -> list[str]:
-    return family_remarks(source)
 
 
 def size_note(folder: Path, source: ExportSource, quantize: str | None) -> str:
