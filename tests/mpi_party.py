@@ -12,6 +12,7 @@ import numpy as np
 from lorawgpu.cli import main_of
 from lorawgpu.errors import DeviceError, UserError
 from lorawgpu.train.ranks import companions, from_leader, in_turns, require_same, together
+from lorawgpu.util.requests import SIGNAL
 
 FALLBACK = "The last good checkpoint is checkpoint-7"
 
@@ -124,7 +125,7 @@ def signalled(exchange):
         if exchange.rank == 1:
             time.sleep(60)
         exchange.signalled(lambda: "SIGTERM: nothing was saved", 143)
-        exchange.agree(15)
+        exchange.agree(SIGNAL + 15)
 
 
 def agree(exchange):
@@ -132,7 +133,7 @@ def agree(exchange):
     exchange.watch.agree = 1.0
     if exchange.rank == 1:
         exchange.signalled(lambda: "nobody agreed", 143)
-    assert exchange.agree(15 * exchange.rank) == 15
+    assert exchange.agree((SIGNAL + 15) * exchange.rank) == SIGNAL + 15
     time.sleep(2.5 * exchange.rank)
     assert exchange.agree(0) == 0
     print("agreed")

@@ -19,6 +19,7 @@ from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu.device import BINDING_CEILING, DEFAULT_LIMITS
 from lorawgpu.gpu.dry import DryDevice
 from lorawgpu.train import __main__ as train
+from lorawgpu.train import job
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.loader import ASSETS, open_checkpoint
 from lorawgpu.weights.published import CONFIGS
@@ -166,7 +167,7 @@ def dry_run(files, tmp_path, monkeypatch):
     """Plans a config on a card of some limits, with a hollow model of its shape: the exit code."""
 
     def plan(path, card, *more):
-        monkeypatch.setattr(train, "open_dry_device", card)
+        monkeypatch.setattr(job, "open_dry_device", card)
         sets = [
             f"dataset_prepared_path={tmp_path / 'cache'}",
             f"output_dir={tmp_path / 'run'}",

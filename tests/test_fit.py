@@ -10,6 +10,7 @@ from lorawgpu.config.load import load_config
 from lorawgpu.errors import UserError
 from lorawgpu.gpu import open_dry_device
 from lorawgpu.train import __main__ as train
+from lorawgpu.train import job
 from lorawgpu.train.fit import PICKED, CardMemory
 
 MIB = 2**20
@@ -129,7 +130,7 @@ def test_limits_that_nothing_fits(tmp_path, monkeypatch, capsys):
         device.limits = device.limits | {"max-storage-buffer-binding-size": 4096}
         return device
 
-    monkeypatch.setattr(train, "open_dry_device", small)
+    monkeypatch.setattr(job, "open_dry_device", small)
     assert train.main([str(config), "--dry-run", "--memory", "8GiB"]) == 2
     assert "not even micro_batch_size 1, gradient_accumulation_steps 8" in capsys.readouterr().err
 

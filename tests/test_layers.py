@@ -27,15 +27,17 @@ LAYERS = (
     ("engine",),
     ("generate",),
     ("train",),
+    ("report",),
     ("api",),
-    ("evaluate", "export", "init", "report", "verify"),
+    ("evaluate", "export", "init", "verify"),
     ("doctor",),
     ("cli",),
     ("__main__",),  # of every command too
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 JUDGES = ("doctor", "reference")  # packages that may import the reference
-FACADE = {ROOT: ("lorawgpu.api.model",)}  # imported inside a function, on first use
+# Imported inside a function, on first use
+FACADE = {ROOT: ("lorawgpu.api.model",), "lorawgpu.train": ("lorawgpu.api.training",)}
 # These must work without a GPU, so they reach no module that imports wgpu.
 HOST = (
     "chat", "cli", "config", "data", "families", "files", "guard", "lora.peft_dir", "optim.schedule", "report",

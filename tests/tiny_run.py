@@ -12,6 +12,7 @@ from golden_case import GOLDEN
 
 from lorawgpu.config.load import load_config
 from lorawgpu.train import __main__ as command
+from lorawgpu.train import job
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.placement import build_engine
 from lorawgpu.train.resume import check_same_run, load_snapshot, today_of
@@ -58,8 +59,8 @@ def write_config(folder: Path, **keys) -> Path:
 
 def shared_main(monkeypatch, device, kernels):
     """The `train` command's main on the session's device, with its kernels compiled already."""
-    monkeypatch.setattr(command, "open_device", lambda *_, **__: device)
-    monkeypatch.setattr(command, "build_engine", partial(build_engine, kernels=kernels))
+    monkeypatch.setattr(job, "open_device", lambda *_, **__: device)
+    monkeypatch.setattr(job, "build_engine", partial(build_engine, kernels=kernels))
     return command.main
 
 

@@ -1,12 +1,13 @@
 """Reading a config file: YAML, `--set` overrides, other tools' names, paths, and all problems in one message."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from lorawgpu.config.mapping import NAME, read_mapping
 from lorawgpu.config.other_tools import take_other_names
 from lorawgpu.config.schema import METHODS, TrainConfig
 from lorawgpu.config.source import (
@@ -29,29 +30,30 @@ READ_PATHS = {"base_model": True, "adapter": False, "lora_model_dir": False}  # 
 WRITTEN_PATHS = ("output_dir", "dataset_prepared_path")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a config file and apply `--set` overrides (`key=value`).
+def load_config(source: str | Path | Mapping, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a config file, or a dict of its keys (`config.mapping`), and apply `--set` overrides (`key=value`).
 
     UserError with all problems of the file in one message, each with its line: unknown keys, wrong values, keys that
     do not go together, paths that do not exist. No file that the config names is opened.
     """
-    return load_config_and_notes(path, overrides)[0]
+    return load_config_and_notes(source, overrides)[0]
 
 
-def load_config_and_notes(path: str | Path, overrides: Sequence[str] = ()) -> tuple[TrainConfig, Notes]:
+def load_config_and_notes(config: str | Path | Mapping, overrides: Sequence[str] = ()) -> tuple[TrainConfig, Notes]:
     """The same, with what to tell about a file that is written for axolotl."""
-    path = Path(path)
-    source = read_yaml(path)
+    given = isinstance(config, Mapping)
+    path = Path(NAME if given else config)
+    source = read_mapping(config) if given else read_yaml(path)
     overridden = [apply_override(source.data, text) for text in overrides]
     translated = translate(source.data, source.lines, list(TrainConfig.model_fields))
     elsewhere, meant = take_other_names(source.data)
     problems = source.problems + translated.problems + elsewhere
     problems += _resolve_paths(source.data, [Path.cwd(), path.absolute().parent])
-    config, wrong = _validate(source.data, meant)
+    checked, wrong = _validate(source.data, meant)
     problems += wrong
     if problems:
         raise UserError(format_problems(path, problems, source.lines, overridden))
-    return config, Notes(tuple(translated.notes), translated.optimizer)
+    return checked, Notes(tuple(translated.notes), translated.optimizer)
 
 
 def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[ConfigProblem]:

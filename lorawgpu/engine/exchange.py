@@ -36,8 +36,8 @@ class Exchange(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """The `value` of every process, in rank order: whatever JSON can hold."""
 
-    def agree(self, signum: int) -> int:
-        """The signal that stops the run, whichever process received it, or 0. Called between two steps."""
+    def agree(self, request: int) -> int:
+        """The weightiest request (util/requests.py) that any process has, or 0. Called between two steps."""
 
     def broadcast(self, data: bytes | None) -> bytes:
         """The `data` of rank 0, on every rank."""
@@ -82,8 +82,8 @@ class Solo:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def agree(self, signum: int) -> int:
-        return signum
+    def agree(self, request: int) -> int:
+        return request
 
     def broadcast(self, data: bytes | None) -> bytes:
         return data

@@ -14,6 +14,7 @@ import numpy as np
 
 from lorawgpu.mpi.sentinel import Sentinel
 from lorawgpu.mpi.watch import RankWatch
+from lorawgpu.util.requests import SIGNAL
 
 Result = TypeVar("Result")
 SPIN = 2e-4  # seconds of polling before a wait sleeps: MPI libraries would spin all the time
@@ -58,11 +59,11 @@ class MpiExchange:
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         return [json.loads(received.tobytes()) for received in self._all([data] * self.size)]
 
-    def agree(self, signum: int) -> int:
-        """The signal that stops the run, whichever process received it, or 0."""
+    def agree(self, request: int) -> int:
+        """The weightiest request that any process has, or 0."""
         with self.watch.agreeing():
-            found = max(self.gather(signum))
-        if found:
+            found = max(self.gather(request))
+        if found >= SIGNAL:
             self.watch.agreed()
         return found
 

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from lorawgpu.errors import CheckFailed, DeviceError, UserError, explain
 from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
+from lorawgpu.train.border import Ask, Border
 from lorawgpu.train.checkpoint import Snapshot, newest_checkpoint, prune_checkpoints, save_checkpoint
 from lorawgpu.train.evaluator import Evaluator, Stopped
 from lorawgpu.train.final_adapter import save_final, try_out
@@ -38,12 +40,17 @@ from lorawgpu.util.progress import busy
 class Trainer:
     """One run on one engine, from its start or from a snapshot. `config_path`: its config file, never written to.
 
-    If several processes train together, only the leading one writes to disk and terminal.
+    If several processes train together, only the leading one writes to disk and terminal. `on_step`: called with the
+    metrics of every step, which waits for the device each time; it may return "stop" or "save".
     """
 
-    def __init__(self, run: Run, engine: Engine, snapshot=None, config_path: Path | None = None):
+    def __init__(
+        self, run: Run, engine: Engine, snapshot=None, config_path: Path | None = None, on_step: Ask | None = None
+    ):
         self.run, self.engine, self.config, self.config_path = run, engine, run.config, config_path
         self.exchange = engine.exchange
+        self.border = Border(self.exchange, [on_step] if on_step else [])
+        self.measures = on_step is not None and self.exchange.leads  # the metrics of every step
         self.snapshot = snapshot
         with device_errors():
             self.state = restore(engine, snapshot) if snapshot else TrainerState()
@@ -64,10 +71,11 @@ class Trainer:
         return self._plan
 
     def train(self) -> int:
-        """Train to the end, or to the first Ctrl-C or SIGTERM. Returns the exit code.
+        """Train to the end, or until asked to stop. Returns the exit code, which is not 0 after a signal.
 
-        Raises CheckFailed after too many bad steps in a row or if the final adapter fails its check, and DeviceError
-        if the device fails. Both name the last good checkpoint.
+        Raises what `on_step` raised, after saving a checkpoint; CheckFailed after too many bad steps in a row or if
+        the final adapter fails its check; and DeviceError if the device fails. The last two name the last good
+        checkpoint.
         """
         folder = self.run.folder
         self.progress = self._open_progress(folder)
@@ -76,8 +84,11 @@ class Trainer:
         try:
             with device_errors(), Interrupts(self._notice) as interrupts:
                 self._loop(interrupts)
-                if signum := self._signal(interrupts):
-                    return self._interrupted(signum)
+                self.border.look(interrupts)
+                if self.border.signum:
+                    return self._interrupted(self.border.signum)
+                if self.border.failure:
+                    raise self.border.failure
                 if self.exchange.leads:
                     with busy("writing and checking the adapter"):
                         save_final(self.run, self.engine, self._fallback())
@@ -89,7 +100,8 @@ class Trainer:
         finally:
             self.progress.close()
         if self.exchange.leads:
-            print(summary(self.run, self.state, done or self.progress.summary(), self.base))
+            stopped = f"\nstopped after step {self.state.step}, as asked" if self.border.stops else ""
+            print(summary(self.run, self.state, done or self.progress.summary() + stopped, self.base))
         if stopped_blind(self.run, self.state):
             raise CheckFailed(
                 f"step {self.state.step}: the held-out loss is not finite, so early stopping had nothing to go by. "
@@ -135,18 +147,18 @@ class Trainer:
             while not self._finished():
                 with self.progress.waiting():
                     batch = next(batches)
-                self._step(batch)
-                if self._signal(interrupts):
+                metrics = self._step(batch)
+                self.border.cross(interrupts, metrics)
+                if self.border.stops:
                     break
+                if self.border.saves and self.saved_at != self.state.step:
+                    self._save()
 
     def _finished(self) -> bool:
         return why_over(self.run, self.state) is not None
 
-    def _signal(self, interrupts: Interrupts) -> int:
-        """The signal that stops the run, whichever process received it, or 0."""
-        return self.exchange.agree(interrupts.signum or 0)
-
-    def _step(self, batch: StepBatch) -> None:
+    def _step(self, batch: StepBatch) -> dict[str, Any]:
+        """Take a step, with the log, evaluation and checkpoint that are due after it. Returns its metrics."""
         state, intervals = self.state, self.run.intervals
         lr = self.run.schedule.lr(state.step)
         state.step += 1
@@ -159,14 +171,19 @@ class Trainer:
             state.skipped += 1
         state.data = batch.position
         self.progress.advance(batch.tokens)
-        if divisor and (state.step == 1 or self._due(intervals.log)):
-            self._log(lr, divisor)
+        logs = divisor and (state.step == 1 or self._due(intervals.log))
+        measured = self._measured(lr, divisor) if divisor and (logs or self.measures) else {}
+        if logs:
+            self._log(**measured)
         epoch_ends = batch.ends_epoch or state.step == self.run.schedule.total_steps
         by_epoch = self.evaluates and epoch_ends and intervals.eval is None
-        improved = (by_epoch or self.evaluates and self._due(intervals.eval)) and self._evaluate()
+        evaluates = by_epoch or self.evaluates and self._due(intervals.eval)
+        improved = evaluates and self._evaluate()
         overdue = by_epoch or state.step // intervals.save > self.saved_at // intervals.save
         if improved or (overdue and self._going_well()):
             self._save()
+        evaluation = {"eval_loss": state.metrics.get("eval_loss")} if evaluates and "eval_loss" in state.metrics else {}
+        return {"step": state.step, "total_steps": self.run.schedule.total_steps, **measured, **evaluation}
 
     def _evaluations_left(self) -> int:
         """Evaluations that are still to come, by the epochs so far where they are not counted in steps."""
@@ -217,19 +234,19 @@ class Trainer:
         self._note(reports)
         return reports[-1] if reports else None
 
-    def _log(self, lr: float, divisor: int) -> None:
-        state, report = self.state, self._drain()
+    def _measured(self, lr: float, divisor: int) -> dict[str, Any]:
+        """The metrics of the step just submitted; waits for the GPU. Not a number: those of a bad step."""
+        report = self._drain()
         metrics = self.engine.objective.metrics(report.sums, divisor)
         if report.state.bad:
             metrics = dict.fromkeys(metrics, math.nan)
-        more = {
-            "epoch": state.data.epoch,
-            "bad_steps": state.bad.bad_total,
-            "gpu_bytes": self.engine.device.memory.total,
-        }
-        loss = metrics.pop("loss")
-        self.progress.logged(state.step, loss, lr, report.grad_norm, **metrics, **more)
-        state.metrics["loss"] = loss if math.isfinite(loss) else None
+        loss, state = metrics.pop("loss"), self.state
+        more = {"epoch": state.data.epoch, "bad_steps": state.bad.bad_total}
+        return {"loss": loss, "lr": lr, "grad_norm": report.grad_norm, **metrics, **more}
+
+    def _log(self, loss: float, lr: float, grad_norm: float, **more: Any) -> None:
+        self.progress.logged(self.state.step, loss, lr, grad_norm, **more, gpu_bytes=self.engine.device.memory.total)
+        self.state.metrics["loss"] = loss if math.isfinite(loss) else None
         self._set_pace()
 
     def _set_pace(self) -> None:

@@ -18,14 +18,19 @@ SIZE = os.terminal_size((80, 24))  # of a terminal that does not tell its own
 
 
 def bar(stream, **options) -> tqdm:
-    """A tqdm bar, disabled unless the stream is a terminal. Some terminals say that they have no columns and no lines,
-    where tqdm would show nothing."""
+    """A tqdm bar, disabled unless the stream is a terminal or the output of a notebook. Some terminals say that they
+    have no columns and no lines, where tqdm would show nothing."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError, AttributeError):  # not a terminal of the system
         size = SIZE
     known = {"dynamic_ncols": True} if all(size) else {"ncols": SIZE.columns, "nrows": SIZE.lines}
-    return tqdm(file=stream, disable=not stream.isatty(), **known, **options)
+    return tqdm(file=stream, disable=not (stream.isatty() or in_notebook(stream)), **known, **options)
+
+
+def in_notebook(stream) -> bool:
+    """Whether a stream is shown in a notebook: it says that it is no terminal, but goes back to the line's start."""
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
 @contextmanager

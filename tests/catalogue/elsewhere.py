@@ -123,6 +123,13 @@ ELSEWHERE = {
     "block type": "test_gguf.py",
     "values other than -1, 0 and 1": "test_loader.py",
     # Python callers only: commands check earlier
+    "config is {brief(config)}": "test_training_api.py",
+    "wanted a function of the metrics": "test_training_api.py",
+    "on_step returned": "test_training_api.py",
+    "is an empty list; wanted at least one record": "test_training_api.py",
+    "wanted a record (a dict) or a text": "test_training_api.py",
+    ": not JSON: ": "test_training_api.py",
+    "; set dataset_prepared_path": "test_training_api.py: a cache that cannot be written",
     "prompts is empty": "test_api.py",
     "unknown setting": "test_api.py",
     "lorawgpu.Sampling": "test_api.py",
