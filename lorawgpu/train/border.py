@@ -27,13 +27,12 @@ class Border:
 
     def cross(self, interrupts: Interrupts, metrics: Metrics) -> None:
         """Ask, once for each step. Sets `request`, on all processes."""
-        signal = SIGNAL + interrupts.signum if interrupts.signum else 0
-        self.request = self.exchange.agree(max([signal, *(self._asked(ask, metrics) for ask in self.asks)]))
+        asked = max((self._asked(ask, metrics) for ask in self.asks), default=0)
+        self.request = self.exchange.agree(max(asked, _signal(interrupts)))
 
     def look(self, interrupts: Interrupts) -> None:
         """Ask for signals only, where no step has just ended."""
-        if self.request < STOP:
-            self.request = self.exchange.agree(SIGNAL + interrupts.signum if interrupts.signum else 0)
+        self.request = max(self.request, self.exchange.agree(_signal(interrupts)))
 
     def _asked(self, ask: Ask, metrics: Metrics) -> int:
         """A failing `ask` stops the run, so that it is saved before the error is raised."""
@@ -58,3 +57,7 @@ class Border:
     @property
     def saves(self) -> bool:
         return self.request == SAVE
+
+
+def _signal(interrupts: Interrupts) -> int:
+    return SIGNAL + interrupts.signum if interrupts.signum else 0
