@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from tiny_run import shared_main
 
 import lorawgpu
 from lorawgpu import cli
@@ -104,9 +105,9 @@ def test_the_shortest_config_is_one(tmp_path):
     assert load_config(tmp_path / "mine.yaml").output_dir.endswith("mine")
 
 
-def test_the_python_example_runs(tmp_path, monkeypatch, capsys, device):
-    """With an adapter where the tiny config would have put it; fewer tokens, on the device of the tests."""
-    (code,) = [text for kind, text in BLOCKS if kind == "python"]
+def test_the_python_examples_run(tmp_path, monkeypatch, capsys, device, kernels):
+    """With an adapter where the tiny config would have put it; fewer tokens and steps, on the device of the tests."""
+    code, training = [text for kind, text in BLOCKS if kind == "python"]
     base = open_checkpoint("builtin:tiny-bitnet")
     lora = LoraConfig(4, 8, ("q_proj",))
     write_adapter(tmp_path / "out" / "tiny", lora, init_adapter(lora, base.config, 0), base.name)
@@ -116,6 +117,9 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys, device):
     exec(code, {})
     out = capsys.readouterr().out
     assert re.search(r"\n\[.+, .+\]\n", out) and re.search(r"\d\.\d+\n\(\d+, \d+\)\n$", out), out
+    shared_main(monkeypatch, device, kernels)
+    exec(training.replace('"max_steps": 20', '"max_steps": 1'), {})
+    assert (tmp_path / "out" / "sums" / "adapter_config.json").is_file()
 
 
 def test_the_records_of_the_table_are_what_it_says():
