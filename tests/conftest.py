@@ -24,8 +24,8 @@ def device():
 
 
 def judge_wgsl():
-    """Look at the grammar of every module that a test compiles."""
-    from wgsl_grammar import faults
+    """Look at every module that a test compiles."""
+    from wgsl_grammar import faults, partial_writes
 
     from lorawgpu.gpu import kernel
 
@@ -34,6 +34,7 @@ def judge_wgsl():
     def judged(stem, template=()):
         code = load(stem, template)
         assert faults(code) == [], f"{stem}: browsers want parentheses"
+        assert partial_writes(code) == [], f"{stem}: another thread may write the rest of the vector"
         return code
 
     kernel.load = judged

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from wgsl_grammar import faults
+from wgsl_grammar import faults, partial_writes
 
 from lorawgpu.gpu.kernel import SHADERS
 
@@ -32,3 +32,33 @@ def test_every_source_keeps_to_it():
     for path in sorted(SHADERS.rglob("*.wgsl*")):
         code = re.sub(r"\{#.*?#\}|\{%.*?%\}", lambda m: "\n" * m[0].count("\n"), path.read_text(), flags=re.S)
         assert faults(re.sub(r"\{\{.*?\}\}", "x", code, flags=re.S)) == [], path.name
+
+
+SHARED = """var<workgroup> tile: array<array<vec4<f32>, 8>, 4>;
+@group(0) @binding(1) var<storage, read_write> out: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> words: array<f32>;
+var<workgroup> one: vec4<f32>;
+"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["tile[i][j].x = 1.0;", "tile[a[i]][j][k] += 1.0;", "out[i].w = x;", "out[i / 2u][i % 2u] = x;", "one.y = x;"],
+)
+def test_writes_to_a_part_of_a_shared_vector_are_found(statement):
+    assert partial_writes(f"{SHARED}fn f() {{ {statement} }}")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "tile[i][j] = v;",
+        "out[i] += v;",
+        "words[i] = out[i].x;",
+        "let same = out[i].x == x;",
+        "one = v;",
+        "v.x = out[i].y;",
+    ],
+)
+def test_whole_vectors_are_not(statement):
+    assert partial_writes(f"{SHARED}fn f() {{ var v = vec4(0.0); {statement} }}") == []

@@ -1,5 +1,10 @@
-"""Which operators WGSL lets stand side by side. naga, the compiler here, accepts more than the grammar, which browsers
+"""What WGSL forbids and the compiler here does not notice: operators side by side, and writes to parts of a vector.
+
+Which operators may stand side by side. naga, the compiler here, accepts more than the grammar, which browsers
 enforce: an operand of << and >>, and of &, | and ^, has to be a unary expression, so `a >> 4 & 15` needs parentheses.
+
+A write to a component of a vector may read and write the whole vector, so two threads that write parts of one vector
+race (https://www.w3.org/TR/WGSL/#memory-operation): in memory that threads share, vectors are written whole.
 
 Grammar: https://www.w3.org/TR/WGSL/#operator-expr-grammar (shift_expression, binary_and_expression, short_circuit_*).
 """
@@ -12,6 +17,8 @@ _TOKEN = re.compile(
     r"(?P<name>[A-Za-z_]\w*)|(?P<number>[\d.][\w.]*(?:[eEpP][+-]?\d+\w*)?)"
     r"|(?P<op>->|>>=|<<=|<<|>>|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%&|^]=|[-+*/%&|^<>!~=])|(?P<other>[^\s\w])"
 )
+_SHARED = re.compile(r"var\s*<\s*(?:storage\s*,\s*read_write|workgroup)\s*>\s*(\w+)\s*:\s*([^;]+);")
+_WRITE = re.compile(r"\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)")
 SHIFT, BITS, LOGIC = {"<<", ">>"}, {"&", "|", "^"}, {"&&", "||"}
 ARITHMETIC, RELATIONAL = {"+", "-", "*", "/", "%"}, {"<", ">", "<=", ">=", "==", "!="}
 ENDS = {"=", ",", ";", ":", "->", "{", "}", "return", "++", "--"}
@@ -62,3 +69,29 @@ def _judge(operators: list[str], code: str, at: int) -> list[str]:
         else:
             parts[-1].append(op)
     return [f"line {line}: {' '.join(part)}" for part in parts if SHIFT & set(part) and len(part) > 1]
+
+
+def partial_writes(code: str) -> list[str]:
+    """The statements of a module that write to a part of a vector in storage or workgroup memory, with their line."""
+    code = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), code)
+    found = []
+    for name, kind in _SHARED.findall(code):
+        if "vec" not in kind:
+            continue
+        for match in re.finditer(rf"(?<![\w.]){name}\b", code):
+            end, accessors = _accessors(code, match.end())
+            if accessors > kind.count("array<") and _WRITE.match(code, end):
+                found.append(f"line {code.count(chr(10), 0, end) + 1}: {code[match.start() : end]}")
+    return found
+
+
+def _accessors(code: str, at: int) -> tuple[int, int]:
+    """Where the indices and members after a name end, and their number."""
+    count = 0
+    while at < len(code) and (member := re.compile(r"\.\w+|\[").match(code, at)):
+        at, depth = member.end(), int(member[0] == "[")
+        while depth:
+            depth += {"[": 1, "]": -1}.get(code[at], 0)
+            at += 1
+        count += 1
+    return at, count

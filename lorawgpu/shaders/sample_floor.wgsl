@@ -41,15 +41,16 @@ fn after_digit(row: u32, rows: u32, lane: u32, bit: u32) -> vec4<u32> {
     scratch[lane] = sum;
     add_lanes(lane, 4u);
     if (lane == 0u) {
-        known = search[half_of(bit) * rows + row];
-        if (bit == 28u && params.by_mass == 1u) { known.y = bitcast<u32>(settings.top_p * scratch[0].x); }
-        let goal = bitcast<f32>(known.y);
+        var found = search[half_of(bit) * rows + row];
+        if (bit == 28u && params.by_mass == 1u) { found.y = bitcast<u32>(settings.top_p * scratch[0].x); }
+        let goal = bitcast<f32>(found.y);
         var digit = 0u;
         for (var q = 0u; q < 4u; q += 1u) {
             let reached = vec4<u32>(scratch[q] >= vec4(goal));
             digit += reached.x + reached.y + reached.z + reached.w; // sums are descending, so those that reach the goal come first
         }
-        known.x |= (max(digit, 1u) - 1u) << bit;
+        found.x |= (max(digit, 1u) - 1u) << bit;
+        known = found;
     }
     return workgroupUniformLoad(&known);
 }
