@@ -14,7 +14,7 @@ from lorawgpu.gpu import padded
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.linear import linear_backward, linear_forward
 from lorawgpu.ops.matmul import Epilogue, LowRank, Operand, Problem, matmul, sum_splits, tiled
-from lorawgpu.ops.matvec import LoraA, MatvecInput, input_kind, matvec_forward, matvec_input
+from lorawgpu.ops.matvec import LoraA, MatvecInput, input_kind, matvec_forward, matvec_input, pieces_of
 from lorawgpu.ops.stores import STORES
 from lorawgpu.reference.gate import gate_forward
 from lorawgpu.reference.quantize import quantize_forward
@@ -269,6 +269,9 @@ def matvec_adapters(lab, stores, rows, columns, *ranks):
     weight, values = weight_of(lab.device, stores, columns, *widths)
     (x, qscale, inputs), y = rows_for(lab, weight, rows, input_kind(weight)), lab.output(rows, weight.rows)
     lora, term = adapters_of(lab, widths, ranks, rows)
+    pieces = normal(rows, 3, sum(ranks), seed=12)  # of h, which is their sum
+    pieces[:, 2] = lab.device.read(lora.h) - pieces[:, 0] - pieces[:, 1]
+    lora = replace(lora, h=lab.input(pieces))
     matvec_forward(lab.plan, y.tensor, x, weight, rows=rows, qscale=qscale, lora=lora)
     return lambda: {"y": (y.value, inputs @ values.T + term)}
 
@@ -299,7 +302,8 @@ def matvec_source(lab, kind, arith, rows, width, normed=True, layout="stacked", 
     """
     quantize, digits = arith == "int8", arith == "digits"
     source, v = _source(lab, kind, rows, width, layout, scale)
-    weight, a, h = normal(width, seed=5), normal(12, width, seed=6), lab.output(rows, 12)
+    weight, a = normal(width, seed=5), normal(12, width, seed=6)
+    h = lab.output(rows, pieces_of(source, width, normed, quantize), 12)
     ld, state = padded(width), lab.state()
     out = lab.output(rows, ld // 4 if quantize else ld, dtype="u32" if quantize or digits else "f32")
     qscale = lab.output(rows, 2, dtype="u32") if quantize else None
@@ -313,7 +317,7 @@ def matvec_source(lab, kind, arith, rows, width, normed=True, layout="stacked", 
     n = v / np.sqrt((v**2).mean(1, keepdims=True) + EPS) * weight if normed else v
 
     def results():
-        found = {"h": (h.value, n @ a.T * np.repeat([2.0, 0.5], [4, 8])), "state": (state.value, np.zeros(16))}
+        found = {"h": (h.value.sum(1), n @ a.T * np.repeat([2.0, 0.5], [4, 8])), "state": (state.value, np.zeros(16))}
         if digits:
             words = out.value.reshape(rows, -1, 4, 4)
             unit, total = (words[..., i, 3].copy().view(np.float32).astype(np.float64) for i in (0, 1))

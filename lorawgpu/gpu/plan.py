@@ -15,7 +15,8 @@ from lorawgpu.gpu.tensor import Tensor
 
 SLOT = 256  # bytes; WebGPU's alignment of uniform offsets
 UNIFORMS = 64 << 10  # bytes of one uniform buffer
-RECORDS_PER_SUBMIT = 256  # few enough that the GPU starts early, while Python encodes the rest
+FIRST_RECORDS = 32  # of a replay's first submit; few, so that a GPU that waits starts early
+RECORDS_PER_SUBMIT = 256  # of later ones, which Python encodes meanwhile
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Plan:
             self.record("clear", "main", (x, -(-groups // x)), params=params, out=tensor.view(start, (count,)))
 
     def run(self, *names: str, submitted: Callable[[float], None] | None = None):
-        """Replay sections in order, in as few submits as `flops_per_submit` and RECORDS_PER_SUBMIT allow.
+        """Replay sections in order, in submits of at most `flops_per_submit` operations and RECORDS_PER_SUBMIT records.
 
         submitted: called after each submit with its operations; what it raises ends the replay.
         """
@@ -152,11 +153,11 @@ class Plan:
 
     def _submits(self, names: Iterable[str]) -> Iterator[list[Record]]:
         """Split the records of sections into one list per submit. No list is empty."""
-        records, flops = [], 0.0
+        records, flops, most = [], 0.0, FIRST_RECORDS
         for record in (record for name in names for record in self.sections[name]):
-            if records and (flops + record.flops > self.flops_per_submit or len(records) >= RECORDS_PER_SUBMIT):
+            if records and (flops + record.flops > self.flops_per_submit or len(records) >= most):
                 yield records
-                records, flops = [], 0.0
+                records, flops, most = [], 0.0, min(2 * most, RECORDS_PER_SUBMIT)
             records.append(record)
             flops += record.flops
         if records:

@@ -18,7 +18,16 @@ from lorawgpu.ops.attention_decode import attention_decode, attention_decode_pre
 from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
-from lorawgpu.ops.matvec import MAX_ROWS, LoraA, MatvecInput, input_kind, matvec_forward, matvec_input
+from lorawgpu.ops.matvec import (
+    MAX_PIECES,
+    MAX_ROWS,
+    LoraA,
+    MatvecInput,
+    input_kind,
+    matvec_forward,
+    matvec_input,
+    pieces_of,
+)
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
 from lorawgpu.ops.rope import rope_forward
 from lorawgpu.weights.device_model import Model
@@ -40,7 +49,7 @@ class Scratch:
     stats: Tensor
     n: Tensor  # input of a projection, f32, int8 words or digits
     qscale: Tensor
-    h: Tensor  # output of the A side
+    h: Tensor  # output of the A side, in pieces
     q: Tensor | None = None  # finished queries, of layers whose attention does not make them
     ple: tuple = ()  # per-layer input: the gate, the projection of the embedding, the input itself
     other: Tensor | None = None
@@ -60,7 +69,7 @@ class Scratch:
         parts = take(parts_shape(c.rows, widest("q")), label="attention parts")
         stats = take(stats_shape(c.rows, heads), label="attention stats")
         n = take((c.rows * max(widest(name) for name in ("hidden", "q", "mlp")),), label="projection input")
-        qscale, h = c.take(2, "qscale", "u32"), take((c.rows * max(rank, 4),), label="h")
+        qscale, h = c.take(2, "qscale", "u32"), take((c.rows * MAX_PIECES * max(rank, 4),), label="h")
         q = None if all(layer.heads.plain for layer in layers) else c.take(widest("q"), "q")
         width = padded(c.config.per_layer_input)
         ple = tuple(c.take(width, name) for name in ("per-layer gate", "projection", "input")) if width else ()
@@ -177,7 +186,8 @@ def _project(c, layer, name, role, y, source, s, accumulate=False):
     weight, group = layer.weights[name], c.group(layer, name)
     lora_a = h = None
     if group:
-        h = s.h.view(0, (c.rows, group.rank))
+        pieces = pieces_of(source, layer.spec.norm_width(role), role in layer.norms, weight.int8_input)
+        h = s.h.view(0, (c.rows, pieces, group.rank))
         lora_a = LoraA(h, group.a_all(c.adapter.params), tuple((p.h, p.scale) for p in group.paths))
     out, qscale = _input(c, weight, s), s.qscale if weight.int8_input else None
     with c.plan.scope(name):

@@ -1,5 +1,6 @@
 """Linear layers for one to eight rows, as in decoding. Equations: shaders/matvec.wgsl.j2, matvec_input.wgsl.j2."""
 
+import math
 from dataclasses import dataclass
 
 from lorawgpu.gpu import Tensor, padded
@@ -13,6 +14,8 @@ UNROLL = 8  # most steps that a lane unrolls to keep loads in flight; fewer with
 MANY_LANES = 1 << 17  # lanes that keep a large GPU busy
 INPUT_LANES = 256  # lanes of a workgroup of matvec_input
 SPLITS_AHEAD = 8  # attention splits that a lane loads at once
+MAX_PIECES = 8  # of a row, each with workgroups of its own in matvec_input; whoever reads h adds as many
+FACTORS_AHEAD = 4  # most vec4s of a row with which a lane reads those of A before the row arrives
 
 
 def lanes_for(terms: int, quads: int, strips: bool = False) -> int:
@@ -33,7 +36,8 @@ def unroll_of(steps: int, limit: int) -> int:
 def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumulate=False):
     """y [rows, weight.rows] (+)= x W^T (+ lora), like ops.linear.linear_forward, for 1 to MAX_ROWS rows.
 
-    x: as `input_kind(weight)` says. lora: a matmul.LowRank. ValueError for any other number of rows.
+    x: as `input_kind(weight)` says. lora: a matmul.LowRank, with h [rows, pieces, rank] of a `LoraA`. ValueError for
+    any other number of rows.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"matvec {y.label}: {rows} rows, want 1 to {MAX_ROWS}")
@@ -82,6 +86,7 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         "arith": arith,
         "store": store.int8_snippet if int8 else store.name,
         "lora": lora is not None,
+        "pieces": math.prod(lora.h.shape[1:-1]) if lora else 1,
         "accumulate": accumulate,
     }
     grid = fold(-(-quads // (together * (LANES // lanes_per_quad))))
@@ -105,7 +110,7 @@ class MatvecInput:
 
 @dataclass(frozen=True)
 class LoraA:
-    """The A side of a group's adapters: h [rows, ldh] = scale v A^T, with `a` [total rank, ld].
+    """The A side of a group's adapters: h [rows, pieces, ldh], which adds up to scale v A^T; `a` [total rank, ld].
 
     paths: (first column of h, scale) of each.
     """
@@ -115,14 +120,22 @@ class LoraA:
     paths: tuple
 
 
+def pieces_of(source: MatvecInput, width: int, normed: bool, int8: bool) -> int:
+    """Into how many pieces `matvec_input` cuts a row: one if all of it must be known before any of it is written."""
+    vec4s, one = padded(width) // 4, source.kind == "rows" or normed or int8
+    return 1 if one else -(-vec4s // (INPUT_LANES * -(-vec4s // (INPUT_LANES * MAX_PIECES))))
+
+
 def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weight=None, qscale=None, lora_a=None):
     """out [rows, ld] = v, with qscale the int8 words of v, u32 [rows, ld/4], or if out is u32 its digits, [rows, ld].
 
     v = rmsnorm(source, weight), or the source itself without a weight. source: a `MatvecInput`. lora_a: a `LoraA`, or
-    None without adapters. Equations: shaders/matvec_input.wgsl.j2.
+    None without adapters, with as many pieces as `pieces_of` says. Equations: shaders/matvec_input.wgsl.j2.
     """
     written = "int8" if qscale else "digits" if out.dtype == "u32" else "f32"
     ld, heads = padded(width), source.stats.shape[2] if source.stats else 0
+    pieces = pieces_of(source, width, weight is not None, qscale is not None)
+    per = -(-ld // 4 // (INPUT_LANES * pieces))
     layout, scaled = "", False
     if source.kind == "gate":
         layout, scaled = layout_of(source.x, rows, width, source.up_off, source.up), source.scale != 1.0
@@ -132,7 +145,7 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
         "C": width,
         "eps": eps,
         "record_id": record_id,
-        "ldh4": lora_a.h.shape[1] // 4 if lora_a else 0,
+        "ldh4": lora_a.h.shape[-1] // 4 if lora_a else 0,
         **dict(zip(("h1", "h2"), (*starts[1:], NEVER, NEVER), strict=False)),
         **dict(zip(("s0", "s1", "s2"), (*scales, 0.0, 0.0), strict=False)),
         "head4": source.head_dim // 4,
@@ -143,7 +156,7 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
     }
     template = {
         "wg": INPUT_LANES,
-        "per": -(-ld // 4 // INPUT_LANES),
+        "per": per,
         "source": source.kind,
         "act": known(source.act) if source.kind == "gate" else "",
         "layout": layout,
@@ -152,6 +165,7 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
         "written": written,
         "lora": lora_a is not None,
         "ahead": SPLITS_AHEAD,
+        "ahead_a": per <= FACTORS_AHEAD,
     }
     buffers = {"x": source.x, "state": state}
     buffers |= {"stats": source.stats} if source.stats else {}
@@ -160,5 +174,5 @@ def matvec_input(plan, out, source, state, *, rows, width, eps, record_id, weigh
     buffers |= {"y" if written == "f32" else "xq": out}
     buffers |= {"qscale": qscale} if qscale else {}
     buffers |= {"adapter": lora_a.a, "h": lora_a.h} if lora_a else {}
-    grid = (1 + (lora_a.a.shape[0] // 4 if lora_a else 0), rows)
+    grid = (1 + (lora_a.a.shape[0] // 4 if lora_a else 0), rows, pieces)
     plan.record("matvec_input", "main", grid, params=params, template=template, **buffers)

@@ -43,7 +43,7 @@ class LowRank:
         """The fields of the low-rank term in the Params of matmul and matvec."""
         fill = lambda name, values: {f"{name}{i}": (*values, 0, 0)[i] for i in range(3)}  # noqa: E731
         return {
-            "ldh4": self.h.shape[1] // 4,
+            "ldh4": self.h.shape[-1] // 4,
             **fill("r", self.ranks),
             **fill("h", self.h_offs),
             **fill("l", self.f_offs),
