@@ -172,6 +172,18 @@ def test_a_clear_goes_a_binding_at_a_time(device):
     assert not device.read(tensor).any()
 
 
+def test_a_replay_starts_with_small_submits(device, monkeypatch):
+    plan, sizes = Plan(device, KernelCache(device)), []
+    tensor = device.upload(np.ones(64, np.float32))
+    with plan.section("s"):
+        plan.clear(tensor)
+    plan.sections["s"] *= 900
+    encode = plan.encode
+    monkeypatch.setattr(plan, "encode", lambda records: sizes.append(len(records)) or encode(records))
+    plan.run("s")
+    assert sizes == [32, 64, 128, 256, 256, 164]
+
+
 def test_it_refuses_what_a_device_would(tmp_path):
     device = open_dry_device()
     with pytest.raises(DeviceError, match="huge needs a buffer of"):
