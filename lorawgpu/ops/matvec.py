@@ -82,6 +82,8 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         "lanes_per_quad": lanes_per_quad,
         "quads": together,
         "unroll": unroll_of(-(-terms // lanes_per_quad), unroll),
+        "early": weight.rows // 4 * lanes_per_quad <= 1.5 * MANY_LANES,
+        "rounded": store.affine and store.scales == "f32",
         "factored": strips and ("affine" if store.affine else "scaled"),
         "arith": arith,
         "store": store.int8_snippet if int8 else store.name,
