@@ -5,8 +5,9 @@ import pytest
 from oplab import Lab, check, limited, normal
 
 from lorawgpu.doctor import matmul as cases
+from lorawgpu.ops import matvec
 from lorawgpu.ops.gate import ACTIVATIONS
-from lorawgpu.ops.matvec import MAX_ROWS, MatvecInput, lanes_for, matvec_forward, matvec_input, unroll_of
+from lorawgpu.ops.matvec import MAX_ROWS, MatvecInput, lanes_for, matvec_forward, matvec_input, pieces_of, unroll_of
 from lorawgpu.ops.stores import STORES
 
 
@@ -25,6 +26,23 @@ def test_ternary_with_adapters_in_parts(plan, monkeypatch, rows, columns, bindin
     if binding:
         monkeypatch.setattr(cases, "weight_of", lambda device, *sizes: whole(limited(device, binding), *sizes))
     check(plan, cases.matvec_adapters, ("ternary", rows, columns, 4, 0, 8))
+
+
+@pytest.mark.parametrize("store", ["bf16", "q4_k", "ternary"])
+@pytest.mark.parametrize("many", [matvec.MANY_LANES, 0])
+def test_adapters_are_added_before_the_sum_or_after_it(plan, monkeypatch, store, many):
+    """After it where workgroups are many; ranks of less and more than the four vec4s that are read together."""
+    monkeypatch.setattr(matvec, "MANY_LANES", many)
+    check(plan, cases.matvec_adapters, *((store, rows, 512, 4, 20, 40) for rows in (1, 3)))
+
+
+def test_a_row_is_cut_into_pieces_unless_its_parts_need_each_other():
+    def pieces(kind, width, normed=False, int8=False):
+        return pieces_of(MatvecInput(kind, None), width, normed, int8)
+
+    assert [pieces("gate", width) for width in (1000, 1040, 4096, 14336, 65536)] == [1, 2, 4, 7, 8]
+    assert pieces("attention", 4096) == 4
+    assert {pieces("rows", 4096), pieces("gate", 4096, normed=True), pieces("attention", 4096, int8=True)} == {1}
 
 
 def test_a_row_has_the_same_bits_alone(plan):
