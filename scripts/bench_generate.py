@@ -114,13 +114,15 @@ def measure(args, device, model, adapter, kernels, rng):
     elapsed = min(seconds_of(device, lambda: decoder.start(prompts), 3) for _ in range(args.repeat))
     rate = args.batch * args.prompt / elapsed
     print(f"prefill     {args.batch} x {args.prompt}: {elapsed * 1e3:.1f} ms, {rate:,.0f} tok/s")
-    rates = []
+    rates, firsts = [], []
     for _ in range(args.repeat):
-        generator, tokens, start = Generator(decoder, ()), 0, None
+        generator, tokens, start, called = Generator(decoder, ()), 0, None, time.perf_counter()
         for _ in generator.stream(prompts, sampling, args.tokens):
             start = start or time.perf_counter()  # at the first token, prefill is done
             tokens += 1
         rates.append((tokens - args.batch) / (time.perf_counter() - start))
+        firsts.append(start - called)
+    print(f"first token {min(firsts) * 1e3:.1f} ms after the call")
     print(f"decode      {max(rates):,.1f} tok/s (runs: {', '.join(f'{r:,.1f}' for r in rates)})")
     plan = decoder.step_plan(args.batch)
     records = decoder.records(args.batch, sampling)
