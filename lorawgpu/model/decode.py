@@ -18,7 +18,7 @@ from lorawgpu.ops.attention_decode import attention_decode, attention_decode_pre
 from lorawgpu.ops.decode_state import field
 from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
-from lorawgpu.ops.matvec import MAX_ROWS, LoraA, MatvecInput, input_kind, matvec_forward, matvec_input
+from lorawgpu.ops.matvec import LoraA, MatvecInput, input_kind, matvec_forward, matvec_input, takes
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
 from lorawgpu.ops.rope import rope_forward
 from lorawgpu.weights.device_model import Model
@@ -26,7 +26,7 @@ from lorawgpu.weights.device_model import Model
 
 def decodes(model: Model, rows: int) -> bool:
     """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all."""
-    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in model.config.layers)
+    return takes(rows) and all(fits(layer.attention.head_dim) for layer in model.config.layers)
 
 
 @dataclass(frozen=True)
