@@ -193,5 +193,10 @@ ELSEWHERE = {
     "shader {": "test_doctor.py: a shader that does not compile",
     "workgroups;": "test_dry.py",
     "bytes, at once": "test_dry.py",
+    "a KV cache of {tokens": "test_batch.py",
+    "the model's context is {limit:,}": "test_serve_command.py",
+    "the cache has room for": "test_serve_command.py",
+    "--adapter {name}={path}": "test_serve_command.py",
+    "serve needs starlette": "test_serve_command.py",
     "stores no scores": "test_dry.py: scores beyond a binding",
 }
