@@ -194,7 +194,7 @@ ELSEWHERE = {
     "workgroups;": "test_dry.py",
     "bytes, at once": "test_dry.py",
     "a KV cache of {tokens": "test_batch.py",
-    "the model's context is {limit:,}": "test_serve_command.py",
+    "--context {context}: the model's": "test_serve_command.py",
     "the cache has room for": "test_serve_command.py",
     "--adapter {name}={path}": "test_serve_command.py",
     "serve needs starlette": "test_serve_command.py",
