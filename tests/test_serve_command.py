@@ -38,7 +38,7 @@ def test_it_serves_until_ctrl_c(llm_folder, llm):
         server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=20)
     assert server.returncode == 130 and out == "" and "Traceback" not in err
-    assert err.startswith("serving tiny, mine\n")
+    assert "serving tiny, mine\n" in err
 
 
 def test_sizes_fit_the_model_and_the_cache(llm):

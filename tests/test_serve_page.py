@@ -79,7 +79,7 @@ def test_a_chat_an_adapter_switch_and_a_stop(tmp_path, llm):
 @pytest.mark.long
 def test_a_page_asks_for_the_key(tmp_path, llm):
     with served(llm, {}, key="sesame") as site, Page(site.url, tmp_path / "profile") as page:
-        page.wait("!document.getElementById('locked').hidden")
+        page.wait("document.getElementById('locked')?.hidden === false")
         put(page, "key", "sesame")
         page.value("document.getElementById('key').dispatchEvent(new Event('change'))")
         page.wait("document.querySelectorAll('option').length === 2")

@@ -296,7 +296,7 @@ def test_bytes_that_are_no_request(site, data):
 
 @pytest.fixture(scope="module")
 def locked(llm):
-    with served(llm, {}, Sizes(cache=512), key=KEY, host="0.0.0.0") as found:
+    with served(llm, {}, Sizes(context=20, cache=512), key=KEY, host="0.0.0.0") as found:
         yield found
 
 

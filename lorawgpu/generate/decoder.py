@@ -51,11 +51,6 @@ class Decoder(DecodePlans):
 
     # Running
 
-    def prepare(self) -> None:
-        """Record the plans of a single sequence, so that nothing is allocated later."""
-        self.prefill_plan(self.prefill_rows)
-        self.step_plan(1)
-
     def start(self, prompts: Sequence[Sequence[int]], streams: Sequence[int] | None = None, reuse: bool = False):
         """Restart the first len(prompts) sequences, then `extend` them. `streams`: their random number streams.
 

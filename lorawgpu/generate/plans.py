@@ -115,6 +115,11 @@ class DecodePlans:
             self._steps[rows] = plan
         return self._steps[rows]
 
+    def prepare(self) -> None:
+        """Record the plans of a single sequence, so that nothing is allocated later."""
+        self.prefill_plan(self.prefill_rows)
+        self.step_plan(1)
+
     def _rank(self, group: str) -> int:
         """The largest adapter rank of a group in any layer, or 0."""
         groups = self.adapter.layout.groups if self.adapter else {}

@@ -1,5 +1,6 @@
 """`python -m lorawgpu.serve --model M [--adapter NAME=PATH ...]`: OpenAI's API, and a page to try it."""
 
+import os
 import socket
 import sys
 from argparse import Namespace
@@ -32,7 +33,8 @@ def parse(argv: list[str]) -> Namespace:
     parser.add_argument("--name", help="the name of the base model in the API (default: M)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: loopback only)")
     parser.add_argument("--port", type=int, default=8000, help="the port to listen on (default 8000; 0: a free one)")
-    parser.add_argument("--api-key", metavar="KEY", help="answer only requests that send this key")
+    usage = "answer only requests that send this key (default: $LORAWGPU_API_KEY, else all)"
+    parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("LORAWGPU_API_KEY"), help=usage)
     usage = f"the most tokens of a prompt and its answer (default: the model's context, at most {CONTEXT:,})"
     parser.add_argument("--context", metavar="N", type=int, help=usage)
     usage = f"tokens of all prompts and answers that are in work at once (default {CACHE:,})"
@@ -111,6 +113,8 @@ def run(argv: list[str]) -> None:
             template = args.chat_template, arguments
             service = open_service(checkpoint, shared, args.name or name, sizes, failed, template)
             load_adapters(service, adapters)
+            for served in service.models.all():  # kernels are compiled before anyone waits for them
+                service.scheduler.call(served.decoder.prepare).result()
         app = make_app(service, args.api_key, args.host, may_load=on_loopback or args.api_key is not None)
         servers.append(uvicorn.Server(uvicorn.Config(app, **UVICORN)))
         listener.listen()  # so that nobody is turned away who reads the address below

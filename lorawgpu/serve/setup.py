@@ -10,6 +10,7 @@ from lorawgpu.generate.batch import cache_for, most_tokens
 from lorawgpu.generate.plans import Shared
 from lorawgpu.gpu import Device, KernelCache, padded
 from lorawgpu.model.kv_cache import SPAN_ALIGN
+from lorawgpu.ops.decode_state import MAX_SEQUENCES
 from lorawgpu.serve.answers import Service
 from lorawgpu.serve.errors import ApiError
 from lorawgpu.serve.limits import CACHE, CONTEXT, QUEUE, SEQUENCES
@@ -64,7 +65,8 @@ def open_service(
 def share(device: Device, checkpoint: Checkpoint, model: Model, sizes: Sizes, kernels: KernelCache | None) -> Shared:
     """The cache and the buffers that base and adapters share. UserError if the cache does not fit."""
     cache = cache_for(device, checkpoint.config, sizes.cache)
-    return Shared.create(device, model, cache, sizes.context, min(PREFILL_ROWS, sizes.context), kernels)
+    rows = max(min(PREFILL_ROWS, sizes.context), MAX_SEQUENCES)  # a step's rows have their data in a pass's
+    return Shared.create(device, model, cache, sizes.context, rows, kernels)
 
 
 def load_adapters(service: Service, adapters: dict[str, Path]) -> None:
