@@ -80,7 +80,8 @@ def run(argv: list[str]) -> None:
     if args.merged:
         gguf_merged.check(source)
     if args.quantize in llama_quantize.TYPES:
-        llama_quantize.require(args.quantize, args.adapter, args.to, out)
+        rest = ["--adapter", args.adapter, *(["--model", args.model] if args.model else [])]
+        llama_quantize.require(args.quantize, out, args.to, rest)
     held_out = read_data(source, args) if args.data is not None else None
     main_file = form.FILE if args.to == "gguf" and out.suffix == ".gguf" else None
     with staged(out, main_file) as folder:

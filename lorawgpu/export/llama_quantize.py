@@ -37,23 +37,26 @@ sys.exit(int(llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(out
 """
 
 
-def require(kind: str, adapter: str, to: str, out: Path) -> None:
-    """UserError, with the lines that do it without, if llama-cpp-python is not installed."""
+def require(kind: str, out: Path, to: str, rest: list[str]) -> None:
+    """UserError, with the lines that do it without, if llama-cpp-python is not installed.
+
+    `rest`: the other arguments of the export.
+    """
     if importlib.util.find_spec("llama_cpp") is not None:
         return
     half = out.with_name(f"{out.stem}-f16{out.suffix}")
-    export = ["lorawgpu", "export", "--adapter", adapter, "--to", to, "--merged", "--quantize", "f16", "--out", half]
-    made = out if out.suffix == ".gguf" else out / gguf_merged.FILE
-    source = half if half.suffix == ".gguf" else half / gguf_merged.FILE
+    first = ["lorawgpu", "export", *rest, "--to", to, "--merged", "--quantize", "f16", "--out", half]
     if to == "ollama":
-        then = ["ollama", "create", out.name.lower(), "--quantize", kind.upper(), "-f", half / "Modelfile"]
+        whose = "Ollama"
+        then = ["ollama", "create", out.name.lower(), "--quantize", kind, "-f", half / "Modelfile"]
     else:
-        then = ["llama-quantize", source, made, kind.upper()]
-    lines = ["pip install llama-cpp-python", *(shlex.join(map(str, line)) for line in (export, then))]
+        whose = "a llama.cpp that you have"
+        files = [path if path.suffix == ".gguf" else path / gguf_merged.FILE for path in (half, out)]
+        then = ["llama-quantize", *files, kind]
     raise UserError(
-        f"--quantize {kind}: llama.cpp makes this type, and llama-cpp-python is not installed here. Install it (this "
-        f"compiles llama.cpp) and run the command again:\n    {lines[0]}\nor let "
-        f"{'Ollama' if to == 'ollama' else 'a llama.cpp that you have'} do it:\n    {lines[1]}\n    {lines[2]}"
+        f"--quantize {kind}: llama.cpp makes this type, and llama-cpp-python is not installed here. Install it, which "
+        f"compiles llama.cpp, and run the command again:\n    pip install llama-cpp-python\nor let {whose} do it:\n"
+        f"    {shlex.join(map(str, first))}\n    {shlex.join(map(str, then))}"
     )
 
 
