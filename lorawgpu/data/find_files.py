@@ -22,6 +22,7 @@ from lorawgpu.data.splits import (
 )
 from lorawgpu.errors import UserError
 from lorawgpu.files.hub import cached_data_set, explain_failure, was_reached
+from lorawgpu.files.kinds import why_no_file
 from lorawgpu.files.paths import expand
 
 BUILTIN = "builtin:"
@@ -90,7 +91,7 @@ def find_files(
         return listed([local])
     if glob.has_magic(str(local)):
         return listed(_readable(map(Path, glob.glob(str(local), recursive=True)), path, "pattern"))
-    raise UserError(f"data set {path}: no such file or folder")
+    raise UserError(f"data set {path}: {why_no_file(local, 'no such file or folder')}")
 
 
 def _is_hub_name(path: str) -> bool:

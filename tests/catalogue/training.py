@@ -64,6 +64,9 @@ CASES = {
     "a config of text": (partial(config, content=b"hello\n"), "contains a str; wanted `key: value` lines"),
     "a quantized model in 4 bit": (option("--set", f"base_model={BLOCKS}", "--set", "load_in_4bit=true"),
                                    "model.gguf: is quantized already; remove load_in_4bit"),
+    "a ternary model in 4 bit": (
+        option("--set", f"base_model={GOLDEN / 'bitnet_packed'}", "--set", "adapter=qlora", "--set", "load_in_4bit=true"),
+        "is quantized already; remove load_in_4bit, and if adapter is qlora, set it to lora"),
     "two configs": (partial(config, content=b"a: 1\n---\nb: 1\n"), "line 2, column 1: a second YAML document starts"),
     "no config": (lambda t: ["train", t / "none.yaml"], "none.yaml: cannot read the config: No such file"),
     "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),
