@@ -145,7 +145,7 @@ def test_adapter_is_a_method_or_a_folder(write, tmp_path):
         ("lr: 1\n", "line 3: lr: unknown key; here it is learning_rate"),
         ("flavor: 3\n", "line 3: flavor: unknown key; `lorawgpu train --keys` lists all"),
         ("max_seq_length: 1\n", "line 3: max_seq_length: unknown key; here it is sequence_len"),
-        ("lora_rank: 8\nlora_target: all\n", "line 3: 2 keys of other tools: write instead: lora_rank -> lora_r, "),
+        ("lora_rank: 8\nlora_target: all\n", "line 3: 2 keys of other tools: write instead: lora_rank -> lora_r a"),
         ("lora_rank: 8\n", "line 3: lora_rank: unknown key; here it is lora_r and lora_alpha: 16"),
         ("stage: sft\ndo_train: true\n", "line 3: 2 keys of other tools: not needed here, remove stage, do_train"),
         ("lora_r: -4\n", "line 3: lora_r: got -4; input should be greater than or equal to 1"),

@@ -181,6 +181,7 @@ def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
                 raise RuntimeError("404 no such file\nlong trace")
             return str(tmp_path / file)
 
+    (tmp_path / "README.md").touch()
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub("huggingface_hub"))
     assert files_to_train("owner/set").used == [tmp_path / "data/train-0.parquet", tmp_path / "data/train-1.parquet"]
     assert files_to_train("owner/set", "test").used == [tmp_path / "data/test-0.parquet"]

@@ -135,7 +135,8 @@ def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Files | None = Non
 
 
 def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Files) -> TokenStore:
-    declared = check_type(spec.type) if spec.type else spec.renaming and spec.renaming.kind
+    written = spec.renaming is not None and spec.renaming.format is not None
+    declared = check_type(spec.type) if spec.type and not written else spec.renaming and spec.renaming.kind
     own = {"roles_to_train": spec.roles_to_train} if spec.roles_to_train is not None else {}
     settings = replace(loading.settings, train_on_eos=spec.train_on_eos, **own)
     loading = replace(loading, settings=settings)
