@@ -92,22 +92,26 @@ def test_llama_cpp_writes_k_quants(tmp_path, capsys):
         assert "rounding moves the weights by" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("to, options", [("merged", ["--dequantize"]), ("gguf", ["--merged"]), ("gguf", [])])
-def test_the_held_out_loss_of_base_adapter_and_export(tmp_path, capsys, to, options):
-    """A quantized base; the adapter's loss is that of transformers and PEFT, the base's that of `evaluate`."""
-    case, golden = GOLDEN / "llama_q8_0", reference_case("llama_q8_0")
-    data, model = write_case("llama_q8_0", tmp_path / "d.jsonl"), case / "model.gguf"
-    line = ["--adapter", case / "adapter_init", "--model", model, "--data", data, "--to", to, *options]
+@pytest.mark.parametrize(
+    ("case", "to", "options"),
+    [("llama_dense", "merged", []), ("llama_q8_0", "gguf", ["--merged"]), ("llama_q8_0", "peft", [])],
+)
+def test_the_held_out_loss_of_base_adapter_and_export(tmp_path, capsys, case, to, options):
+    """The adapter's loss is that of transformers and PEFT; rounding to the base's type takes little of its effect."""
+    folder, golden = GOLDEN / case, reference_case(case)
+    data = write_case(case, tmp_path / "d.jsonl")
+    model = folder / "model.gguf" if "q8_0" in case else folder
+    line = ["--adapter", folder / "adapter_init", "--model", model, "--data", data, "--to", to, *options]
     assert export(*line, "--out", tmp_path / "out") == 0
     said = re.search(
         r"held-out loss \((\d+) target tokens\): base ([\d.]+), with the adapter ([\d.]+), exported ([\d.]+) \((.*)\)",
         capsys.readouterr().out,
     )
     tokens, base, ours, theirs, change = map(float, said.groups())
-    want = golden.expected["loss"].item()
-    assert tokens == golden.batch.targets and ours == pytest.approx(want, abs=2e-4)
-    assert theirs == pytest.approx(want, abs=1e-2 if to == "gguf" and options else 2e-4)
-    assert change == pytest.approx(theirs - ours, abs=1.1e-4) and abs(base - ours) > 1e-2
+    assert tokens == golden.batch.targets
+    assert ours == pytest.approx(golden.expected["loss"].item(), abs=2e-4)
+    assert abs(theirs - ours) <= (2e-4 if to == "peft" else abs(base - ours) / 5) and abs(base - ours) > 1e-2
+    assert change == pytest.approx(theirs - ours, abs=1.1e-4)
 
 
 def test_data_that_cannot_be_used_stop_an_export_before_it_writes(tmp_path, capsys):
