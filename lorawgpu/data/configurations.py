@@ -20,7 +20,7 @@ from lorawgpu.files.untrusted import brief
 
 CARD = "README.md"
 KINDS = {"json": (".jsonl", ".ndjson", ".json"), "csv": (".csv",), "parquet": (".parquet",)}  # names of `datasets`
-MAX_CARD = 4 << 20  # characters in which its YAML is looked for
+MAX_CARD = 1 << 20  # characters in which its YAML is looked for
 
 
 @dataclass(frozen=True)
