@@ -10,8 +10,9 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.find_files import files_to_train, find_files
-from lorawgpu.data.read_files import BadLine, parse, read
+from lorawgpu.data.read_files import parse, read
 from lorawgpu.errors import UserError
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}

@@ -10,8 +10,8 @@ import pytest
 from test_dataset import ids_of, loading, tokens, write_lines
 
 from lorawgpu.data import dataset
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.dataset import tokenize
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.data.token_store import STORES, default_cache_dir
 from lorawgpu.files.atomic import marked
 

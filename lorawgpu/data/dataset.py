@@ -15,6 +15,7 @@ import numpy as np
 
 from lorawgpu.chat.template import GuardedTemplate
 from lorawgpu.data import token_store as cache
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import CorruptStore
 from lorawgpu.data.configurations import Within
@@ -24,7 +25,6 @@ from lorawgpu.data.file_notes import copies, left_out, read_twice
 from lorawgpu.data.find_files import WHOLE, files_to_evaluate, files_to_train
 from lorawgpu.data.formats import check_type
 from lorawgpu.data.pieces import detected, pieces_of
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.data.renaming import Renaming
 from lorawgpu.data.slices import Shard
 from lorawgpu.data.splits import Files

@@ -7,9 +7,9 @@ import json
 import re
 from dataclasses import dataclass, field, fields
 
-from lorawgpu.data.formats import SPEAKERS, SourceLine
+from lorawgpu.data.bad_line import SourceLine, bad_line
+from lorawgpu.data.formats import SPEAKERS
 from lorawgpu.data.prompt_format import prompt_of
-from lorawgpu.data.read_files import bad_line
 from lorawgpu.files.untrusted import brief
 
 THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
