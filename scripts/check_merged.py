@@ -6,9 +6,9 @@
 PYTHON is the interpreter of the environment with llama-cpp-python (default: this one). The models are those of the
 golden cases with a tokenizer of single bytes, the adapters random, of every linear layer, with rsLoRA and ranks and
 scales of their own for some modules. Compared: llama.cpp's logits of 40 tokens with ours of the same file (`file`),
-where llama.cpp rounds activations to f16 too; and with ours of base and adapter, unmerged (`unmerged`). How much the adapter
-changes the logits is shown next to them. The exit code is 1 if a file's logits differ by more than 1e-3, or if what is
-unmerged differs by more than a fiftieth of what the adapter changes.
+where llama.cpp rounds activations to f16 too; and with ours of base and adapter, unmerged (`unmerged`). The
+adapter's change of the logits is shown next to them. The exit code is 1 if a file's logits differ by more than 1e-3, or
+if what is unmerged differs by more than a fiftieth of what the adapter changes.
 """
 
 import argparse

@@ -84,6 +84,7 @@ ELSEWHERE = {
     "cannot continue as plain text": "test_generate_command.py",
     # One file for llama.cpp or Ollama
     "rounding to -w, 0 and w destroys so small a change. Serve": "test_export_gguf_merged.py",
+    "a link to a file that is not there": "test_small_faults.py",
     "llama.cpp makes this type": "test_export_quantize.py",
     "llama.cpp could not write": "test_export_quantize.py",
     "is not base plus change, rounded to": "test_export_quantize.py",
