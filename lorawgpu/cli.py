@@ -17,6 +17,7 @@ COMMANDS = {
     "init": "write a starter config for a model and a data file",
     "train": "fine-tune a model as described by a YAML file",
     "generate": "generate text with a model and an adapter",
+    "serve": "OpenAI's API and a page for a model and its adapters",
     "evaluate": "loss and perplexity on a file",
     "export": "export an adapter to PEFT, llama.cpp or MLX, or merge it",
     "verify": "check losses, gradients and steps against golden cases",

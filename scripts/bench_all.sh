@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Produces the figures in benchmarks/README.md, except Accuracy (lorawgpu.verify) and Data (bench_data.py), which need
 # files that are not in the repository. Takes half an hour or more on a large GPU.  bash scripts/bench_all.sh [part]...
-# Parts: training sequences peers families gemma4 quantized kernels generation; default: all. Training runs append to
+# Parts: training sequences peers families gemma4 quantized kernels generation serving; default: all. Training runs append to
 # benchmarks/results.csv. TABLE: folder for Gemma 4's table of per-layer inputs, 4.4 GiB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -62,6 +62,10 @@ generation() {
     "$python" scripts/bench_generate.py --shape smollm2-135m --prompt 512
 }
 
-for part in "${@:-training sequences peers families gemma4 quantized kernels generation}"; do
+serving() {
+    "$python" scripts/bench_serve.py
+}
+
+for part in "${@:-training sequences peers families gemma4 quantized kernels generation serving}"; do
     for name in $part; do "$name"; done
 done

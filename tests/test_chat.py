@@ -16,9 +16,9 @@ from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.loss_mask import render_with_spans
 from lorawgpu.chat.spans import overlapping
 from lorawgpu.chat.template import ChatTemplate, resolve_template
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.tokenizer.hf import Tokenizer
 
 ENDS = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "bitnet": "<|eot_id|>", "gemma": "<end_of_turn>",

@@ -11,8 +11,8 @@ from family_templates import FAMILIES, tokenizer_of
 
 from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.encode import Encoder, EncodeSettings
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.generate.prompts import Prompts
 
 NOW = datetime(2024, 7, 26)

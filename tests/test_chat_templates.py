@@ -8,7 +8,7 @@ from chats import encode, turns
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed, resolve_template
-from lorawgpu.data.read_files import BadLine
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.errors import UserError
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lorawgpu.cli import main_of
-from lorawgpu.config.load import load_config
+from lorawgpu.config.load import load_config, load_config_and_notes
 from lorawgpu.config.schema import RESUME_KEYS, TrainConfig, json_schema
 from lorawgpu.errors import UserError
 
@@ -112,6 +112,17 @@ def test_dump_omits_what_the_adapter_determines(write, tmp_path):
     assert dumped["lora_r"] == 4 and "lora_alpha" not in dumped and dumped["adapter"] == str(tmp_path / "start")
 
 
+def test_an_alpha_that_other_tools_would_derive_is_told(tmp_path):
+    """LLaMA-Factory's is twice the rank, which at r = 16 is ours too."""
+    told = {}
+    for text in ("lora_r: 8", "lora_r: 16", "lora_r: 8\nlora_alpha: 32", "seed: 1"):
+        (tmp_path / "c.yaml").write_text(f"base_model: a/b\ndatasets: [{{path: a/b}}]\n{text}\n")
+        told[text] = load_config_and_notes(tmp_path / "c.yaml")[1].texts
+    (note,) = told.pop("lora_r: 8")
+    assert note == "lora_alpha is not set: 32, our default (LLaMA-Factory: twice the rank, 16; Unsloth: 16; PEFT: 8)"
+    assert set(told.values()) == {()}
+
+
 def test_adapter_is_a_method_or_a_folder(write, tmp_path):
     """As in axolotl's configs, where lora_model_dir is the folder; `adapter` may also name one."""
     (tmp_path / "start").mkdir()
@@ -134,7 +145,8 @@ def test_adapter_is_a_method_or_a_folder(write, tmp_path):
         ("lr: 1\n", "line 3: lr: unknown key; here it is learning_rate"),
         ("flavor: 3\n", "line 3: flavor: unknown key; `lorawgpu train --keys` lists all"),
         ("max_seq_length: 1\n", "line 3: max_seq_length: unknown key; here it is sequence_len"),
-        ("lora_rank: 8\nlora_target: all\n", "line 3: 2 keys of other tools: write instead: lora_rank -> lora_r, "),
+        ("lora_rank: 8\nlora_target: all\n", "line 3: 2 keys of other tools: write instead: lora_rank -> lora_r a"),
+        ("lora_rank: 8\n", "line 3: lora_rank: unknown key; here it is lora_r and lora_alpha: 16"),
         ("stage: sft\ndo_train: true\n", "line 3: 2 keys of other tools: not needed here, remove stage, do_train"),
         ("lora_r: -4\n", "line 3: lora_r: got -4; input should be greater than or equal to 1"),
         ("lora_r: 0\n", "lora_r: got 0"),

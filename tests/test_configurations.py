@@ -95,6 +95,38 @@ def test_a_file_has_no_configuration(folder):
         files_to_train(str(folder / "one" / "train.jsonl"), None, Within("one", None, ("a",)))
 
 
+def test_without_a_name_the_configuration_is_the_default_of_the_card(folder):
+    """As in Hugging Face's library `datasets`, which asks for a name if there are several and no default."""
+    card = folder / "README.md"
+    with pytest.raises(UserError, match="it has the configurations one, three, two, and no default: choose with `n"):
+        files_to_train(str(folder))
+    assert used(files_to_train, folder, None, "four/*") == ["four/d.jsonl"]
+    card.write_text(CARD.replace("config_name: three", "config_name: three\n  default: true"))
+    assert used(files_to_train, folder) == ["three/a.jsonl", "three/b1.jsonl", "three/b2.jsonl"]
+    assert used(files_to_evaluate, folder) == ["three/c.jsonl"]
+    card.write_text(CARD.replace("config_name: two", "config_name: default"))
+    assert used(files_to_train, folder) == ["two/x/train-0.csv"]
+    card.write_text("---\nconfigs:\n- config_name: any\n  data_files: four/*\n---\n")
+    assert used(files_to_train, folder) == ["four/d.jsonl"]
+    for none in ("---\nlicense: mit\n---\n", "---\n[\n---\n", ""):
+        card.write_text(none)
+        assert used(files_to_train, folder) == ["one/train.jsonl", "two/x/train-0.csv"]
+
+
+def test_the_kind_of_files_that_is_asked_for(folder):
+    (folder / "README.md").unlink()
+    for kind, wanted in (("csv", ["two/x/train-0.csv"]), ("json", ["one/train.jsonl"])):
+        found = files_to_train(str(folder), None, Within(ds_type=kind)).used
+        assert [file.relative_to(folder).as_posix() for file in found] == wanted
+        (file,) = found
+        assert files_to_train(str(file), None, Within(ds_type=kind)).used == [file]
+        assert files_to_train(f"{folder}/*/**/train*", None, Within(ds_type=kind)).used == [file]
+    with pytest.raises(UserError, match="ds_type csv: wanted a name ending in .csv; remove ds_type, or rename it"):
+        files_to_train(str(folder / "one" / "train.jsonl"), None, Within(ds_type="csv"))
+    with pytest.raises(UserError, match="the folder contains no files ending in .parquet"):
+        files_to_train(str(folder), None, Within(ds_type="parquet"))
+
+
 def test_a_broken_card_is_named(folder):
     (folder / "README.md").write_text("---\n[\n---\n")
     with pytest.raises(UserError, match="the YAML of README.md cannot be read .*; name its files as data_files"):

@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from breadth import seeds
 from tiny_run import adapter_bytes, write_config
 
 from lorawgpu.train.checkpoint import load_checkpoint, newest_checkpoint
@@ -66,11 +68,22 @@ def measured(folder: Path) -> list[tuple]:
     return [(r["step"], r.get("loss"), r.get("eval_loss")) for r in records if "loss" in r or "eval_loss" in r]
 
 
-@pytest.mark.long
-def test_a_crash_before_any_file_operation_loses_nothing(tmp_path, runs, monkeypatch):
-    """Saves with evaluations, pruning and the best checkpoint; every state that the run folder was in is resumed."""
+def settings(seed: int) -> dict:
+    """Saves with evaluations, pruning and the best checkpoint."""
     keys = {"max_steps": 5, "save_steps": 1, "eval_steps": 2, "val_set_size": 2, "save_total_limit": 2,
             "lora_dropout": 0.1, "gradient_accumulation_steps": 2}  # fmt: skip
+    choose = random.Random(seed).choice
+    more = {"max_steps": choose([4, 5, 6]), "save_steps": choose([1, 2]), "eval_steps": choose([1, 2, 3]),
+            "save_total_limit": choose([1, 2, 3]), "lora_dropout": choose([0.0, 0.1]), "seed": seed,
+            "gradient_accumulation_steps": choose([1, 2]), "logging_steps": choose([1, 2])}  # fmt: skip
+    return keys | (more if seed else {})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", seeds())
+def test_a_crash_before_any_file_operation_loses_nothing(tmp_path, runs, monkeypatch, capsys, seed):
+    """Every state that the run folder was in is resumed."""
+    keys = settings(seed)
     whole = runs.train(write_config(tmp_path / "whole", **keys))
     config, folder = write_config(tmp_path / "cut", **keys), tmp_path / "cut" / "out"
     recorder = Recorder(folder, tmp_path / "copies")
@@ -81,7 +94,7 @@ def test_a_crash_before_any_file_operation_loses_nothing(tmp_path, runs, monkeyp
         patch.setattr(MetricsLog, "write", calls_first(recorder, MetricsLog.write))
         runs.train(config)
     active[0] = False
-    assert len(recorder.seen) > 60, len(recorder.seen)
+    assert len(recorder.seen) > (25 if seed else 60), len(recorder.seen)
     logged = measured(whole)
     for number, copy in enumerate(recorder.seen.values()):
         shutil.rmtree(folder)
@@ -93,6 +106,6 @@ def test_a_crash_before_any_file_operation_loses_nothing(tmp_path, runs, monkeyp
         assert all(one.m[n].tobytes() == two.m[n].tobytes() and one.v[n].tobytes() == two.v[n].tobytes() for n in one.m)
         assert measured(folder) == logged, number
         assert not [path for path in folder.iterdir() if path.name.startswith(".")], number
-    print(
-        f"{recorder.operations} file operations, {len(recorder.seen)} states of the run folder, all resumed bit-equal"
-    )
+    counts = f"{recorder.operations} file operations, {len(recorder.seen)} states of the run folder"
+    with capsys.disabled():
+        print(f"\nseed {seed}: {counts}, all resumed bit-equal")

@@ -10,8 +10,9 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.find_files import files_to_train, find_files
-from lorawgpu.data.read_files import BadLine, parse, read
+from lorawgpu.data.read_files import parse, read
 from lorawgpu.errors import UserError
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}
@@ -181,6 +182,7 @@ def test_a_hub_data_set_gives_its_training_files(tmp_path, monkeypatch):
                 raise RuntimeError("404 no such file\nlong trace")
             return str(tmp_path / file)
 
+    (tmp_path / "README.md").touch()
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub("huggingface_hub"))
     assert files_to_train("owner/set").used == [tmp_path / "data/train-0.parquet", tmp_path / "data/train-1.parquet"]
     assert files_to_train("owner/set", "test").used == [tmp_path / "data/test-0.parquet"]

@@ -11,12 +11,12 @@ from tiny_tokenizer import tiny_tokenizer
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.data import workers
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.batch_order import Batches, BatchSettings
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.dataset import DatasetSpec, LoadSettings, load, split, tokenize
 from lorawgpu.data.encode import EncodeSettings
 from lorawgpu.data.preview import summary
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.data.token_store import STORES, Counts
 from lorawgpu.errors import UserError
 from lorawgpu.util import progress

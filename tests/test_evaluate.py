@@ -15,6 +15,7 @@ from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.evaluation import Evaluation, evaluate_source
 from lorawgpu.evaluate import __main__ as command
+from lorawgpu.train import held_out
 from lorawgpu.train.metrics import read_metrics
 from lorawgpu.train.setup import prepare
 from lorawgpu.util import progress
@@ -80,7 +81,7 @@ def test_an_evaluation_shows_how_far_it_is_and_can_be_ended(tmp_path, device, ke
 
     with pytest.raises(KeyboardInterrupt):
         evaluate_source(engine, source, advance=stop)
-    monkeypatch.setattr(command, "flops_per_submit", lambda rate, limit: 1.0)
+    monkeypatch.setattr(held_out, "flops_per_submit", lambda rate, limit: 1.0)
     monkeypatch.setattr(progress, "INTERVAL", 0.0)
     assert command.main(["--model", str(MODEL), "--data", str(tmp_path / "data.jsonl")]) == 0
     out, err = capsys.readouterr()

@@ -4,6 +4,7 @@ The sequences go past the windows of the cases (5 to 9 tokens) and past the leng
 frequencies (14 and 24 tokens), and all of them run with the case's adapter.
 """
 
+import time
 from functools import cache
 from types import SimpleNamespace
 
@@ -12,13 +13,16 @@ import pytest
 from golden_case import FAMILY_CASES, GOLDEN, reference_case
 
 from lorawgpu.data.batching import Sample, flatten
+from lorawgpu.generate.batch import BatchDecoder, Row, cache_for
 from lorawgpu.generate.decoder import Decoder
 from lorawgpu.generate.generator import Generator
+from lorawgpu.generate.plans import Shared
 from lorawgpu.generate.sampling import Sampling
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.reference.model import model_forward
+from lorawgpu.serve.scheduler import Choice, Scheduler
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.loader import open_checkpoint
 
@@ -64,7 +68,13 @@ def opened(device, kernels):
         options = {"context": CONTEXT, "prefill_rows": 32, "kernels": kernels} | options
         return Decoder(device, *parts(name), sequences=sequences, **options)
 
-    return SimpleNamespace(make=make)
+    def batches(name):
+        """A batch decoder with the case's adapter."""
+        model, adapter = parts(name)
+        cache = cache_for(device, model.config, 4 * 128)
+        return BatchDecoder(Shared.create(device, model, cache, CONTEXT, 32, kernels), adapter)
+
+    return SimpleNamespace(make=make, batches=batches)
 
 
 def prompts_of(name, kind):
@@ -108,6 +118,27 @@ def test_the_sampling_loop_chooses_what_the_whole_sequence_says(opened, name, ki
         sequences[b].append(token)
     assert [len(ids) for ids in sequences] == [len(ids) + STEPS for ids in prompts_of(name, kind)]
     assert generator.reasons == ["length"] * len(sequences)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_answers_that_come_and_go_are_what_the_whole_sequence_says(opened, name):
+    """As `serve` decodes: three prompts with places for two, one of which therefore begins in the middle."""
+    decoder, turns, failures = opened.batches(name), [], []
+    scheduler = Scheduler(decoder.cache.span, 2, 8, turns.extend, failures.append)
+    prompts = prompts_of(name, "batched")
+    limits = (STEPS // 2, STEPS, STEPS)
+    choices = [Choice(Row(list(ids)), decoder, frozenset(), n) for ids, n in zip(prompts, limits, strict=True)]
+    scheduler.start()
+    scheduler.submit(choices)
+    while sum(turn.reason is not None for turn in turns) < len(choices) and not failures:
+        time.sleep(0.01)
+    scheduler.stop()
+    assert failures == [] and all(turn.error is None for turn in turns)
+    for choice, ids, n in zip(choices, prompts, limits, strict=True):
+        assert len(choice.row.ids) == len(ids) + n
+        for end in range(len(ids), len(choice.row.ids)):
+            (logits,) = whole(name, [choice.row.ids[:end]])
+            assert logits.max() - logits[choice.row.ids[end]] < NEAR, end
 
 
 @pytest.mark.parametrize("name", CROSSING)

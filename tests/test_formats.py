@@ -9,10 +9,10 @@ from tiny_tokenizer import tiny_tokenizer
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.encode import Encoder, EncodeSettings
 from lorawgpu.data.formats import FORMATS, Chat, Text, Tokens, check_type, detect_type, to_example
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.errors import UserError
 
 SOURCE = ("data.jsonl", 3)

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 
 import pytest
+from breadth import seeds
 
 from lorawgpu.guard.limits import MAX_REPLY
 from lorawgpu.util.printable import message
@@ -34,7 +35,7 @@ def wrong(verdict, hostile, folder) -> str:
     return ""
 
 
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("seed", seeds())
 def test_hostile_files(tmp_path, capsys, seed):
     from hostile.born import corpus
     from hostile.judge import Judge
@@ -54,7 +55,7 @@ def test_hostile_files(tmp_path, capsys, seed):
             elif verdict.outcome == "refused":
                 shown.setdefault(hostile.kind, {})[verdict.message.replace(str(folder), "")] = hostile.how
     with capsys.disabled():
-        print(f"\n{sum(counts.values())} hostile files:")
+        print(f"\n{sum(counts.values())} hostile files, seed {seed}:")
         for kind in dict.fromkeys(kind for kind, _ in counts):
             print(f"  {kind}: " + ", ".join(f"{n} {what}" for (k, what), n in counts.items() if k == kind))
             some = list(shown.get(kind, {}).items())

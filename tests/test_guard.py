@@ -16,9 +16,9 @@ from tiny_tokenizer import backend, tiny_tokenizer
 from lorawgpu import guard
 from lorawgpu.chat.template import ChatTemplate, GuardedTemplate
 from lorawgpu.data import workers
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.dataset import DatasetSpec, LoadSettings, tokenize
 from lorawgpu.data.encode import EncodeSettings
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.errors import UserError
 from lorawgpu.guard import limits
 from lorawgpu.guard.limits import RENDERING

@@ -59,7 +59,7 @@ configs:
                 }
                 return self.answer(json.dumps(listing if "tree" in parts else info).encode(), "application/json")
             path = parts[1:] if api == "datasets" else parts
-            if path[:3] == [*name.split("/"), "resolve"] and (data := files.get("/".join(path[4:]))):
+            if path[:3] == [*name.split("/"), "resolve"] and (data := files.get("/".join(path[4:]))) is not None:
                 return self.answer(data, "application/octet-stream")
         self.send_response(404)
         self.send_header("X-Error-Code", "RepoNotFound")

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from breadth import seeds
 from test_resume import assert_same_run, everything, start
 from tiny_run import write_config
 
@@ -44,11 +45,12 @@ def test_killed_and_resumed_is_bit_equal(tmp_path):
 
 
 @pytest.mark.long
-def test_killed_at_thirty_random_moments(tmp_path):
+@pytest.mark.parametrize("seed", seeds())
+def test_killed_at_thirty_random_moments(tmp_path, seed):
     keys = {"save_steps": 1, "logging_steps": 1, "max_steps": 300}
     whole = everything(tmp_path, "whole", **keys)
     assert command.main([str(whole)]) == 0
-    rng = random.Random(int(time.time()))
+    rng = random.Random(int(time.time()) + seed)
     cut = everything(tmp_path, "cut", **keys)
     assert killed_and_resumed(cut, [rng.uniform(0, 1.0) for _ in range(30)]) >= 25
     assert_same_run(tmp_path / "whole" / "out", tmp_path / "cut" / "out")

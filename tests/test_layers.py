@@ -29,7 +29,7 @@ LAYERS = (
     ("train",),
     ("report",),
     ("api",),
-    ("evaluate", "export", "init", "verify"),
+    ("evaluate", "export", "init", "serve", "verify"),
     ("doctor",),
     ("cli",),
     ("__main__",),  # of every command too

@@ -12,12 +12,12 @@ from lorawgpu.ops.stores import STORES
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize(("rows", "columns", "out"), [(1, 48, 123), (3, 576, 64), (MAX_ROWS, 1536, 37)])
+@pytest.mark.parametrize(("rows", "columns", "out"), [(1, 48, 123), (3, 576, 64), (MAX_ROWS, 1536, 37), (16, 64, 24)])
 def test_products(plan, store, rows, columns, out):
     check(plan, cases.matvec, (store, rows, columns, out))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, MAX_ROWS])
+@pytest.mark.parametrize("rows", [1, 2, 5, MAX_ROWS, 3 * MAX_ROWS])
 @pytest.mark.parametrize("columns", [16, 528, 2560])
 @pytest.mark.parametrize("binding", [None, 4096])
 def test_ternary_with_adapters_in_parts(plan, monkeypatch, rows, columns, binding):
@@ -33,7 +33,7 @@ def test_ternary_with_adapters_in_parts(plan, monkeypatch, rows, columns, bindin
 def test_adapters_are_added_before_the_sum_or_after_it(plan, monkeypatch, store, many):
     """After it where workgroups are many; ranks of less and more than the four vec4s that are read together."""
     monkeypatch.setattr(matvec, "MANY_LANES", many)
-    check(plan, cases.matvec_adapters, *((store, rows, 512, 4, 20, 40) for rows in (1, 3)))
+    check(plan, cases.matvec_adapters, *((store, rows, 512, 4, 20, 40) for rows in (1, 3, 16)))
 
 
 def test_a_row_is_cut_into_pieces_unless_its_parts_need_each_other():
@@ -45,15 +45,18 @@ def test_a_row_is_cut_into_pieces_unless_its_parts_need_each_other():
     assert {pieces("rows", 4096), pieces("gate", 4096, normed=True), pieces("attention", 4096, int8=True)} == {1}
 
 
-def test_a_row_has_the_same_bits_alone(plan):
-    lab, x = Lab(plan), normal(7, 576)
-    weight, _ = cases.weight_of(plan.device, "bf16", 576, 80)
-    together, alone = lab.rows(7, 80), lab.rows(1, 80)
+@pytest.mark.parametrize("store", ["bf16", "q4_k"])
+def test_a_row_has_the_same_bits_alone(plan, store):
+    lab, x, found = Lab(plan), normal(24, 512), {}
+    weight, _ = cases.weight_of(plan.device, store, 512, 80)
+    words = cases.digits_of(x) if store == "q4_k" else x
     with lab.section:
-        matvec_forward(plan, together.tensor, lab.padded(x), weight, rows=7)
-        matvec_forward(plan, alone.tensor, lab.padded(x[4:5]), weight, rows=1)
+        for rows in (1, 5, 8, 24):
+            found[rows] = lab.rows(rows, 80)
+            matvec_forward(plan, found[rows].tensor, lab.input(words[:rows]), weight, rows=rows)
     lab.run()
-    np.testing.assert_array_equal(together.value[4], alone.value[0])
+    for rows, out in found.items():
+        np.testing.assert_array_equal(out.value, found[24].value[:rows])
 
 
 def test_too_many_rows_are_refused(plan):

@@ -9,6 +9,7 @@ from tiny_tokenizer import tiny_tokenizer
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.chat.template import ChatTemplate
 from lorawgpu.config.load import load_config
+from lorawgpu.config.schema import TrainConfig
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.errors import UserError
 from lorawgpu.train.setup import TextSetup, load_data
@@ -115,6 +116,80 @@ def test_the_tokens_are_those_of_a_copy_renamed_by_hand(samples, record, keys, b
     assert samples(record, **keys) == samples(by_hand)
 
 
+WRITTEN = {"format": "[INST] {instruction} / {input} [/INST] ", "no_input_format": "[INST] {{{instruction}}} [/INST] "}
+
+
+@pytest.mark.parametrize(
+    ("record", "keys", "prompt"),
+    [
+        ({"instruction": "a", "input": "c"}, WRITTEN, "[INST] a / c [/INST] "),
+        ({"instruction": "a", "input": ""}, WRITTEN, "[INST] {a} [/INST] "),
+        ({"instruction": "a{input}"}, WRITTEN, "[INST] {a{input}} [/INST] "),
+        ({"instruction": "a"}, {"format": "Q: {instruction}\nA: "}, "Q: a\nA: "),
+        (
+            {"q": "a", "rule": "Be kind."},
+            WRITTEN | {"field_instruction": "q", "field_system": "rule", "system_format": "<<{system}>> "},
+            "<<Be kind.>> [INST] {a} [/INST] ",
+        ),
+        ({"instruction": "a"}, WRITTEN | {"system_prompt": "Be kind. "}, "Be kind. [INST] {a} [/INST] "),
+        ({"instruction": "a", "system": "No. "}, WRITTEN | {"system_prompt": "Yes. "}, "No. [INST] {a} [/INST] "),
+    ],
+)
+def test_a_format_of_prompts_gives_the_tokens_of_prompts_written_by_hand(samples, record, keys, prompt):
+    """As axolotl's user-defined type, whose keys stand under `type`, and also next to it here."""
+    want = samples({"prompt": prompt, "completion": "b"})
+    assert samples(record | {"output": "b"}, **keys) == want == samples(record | {"output": "b"}, type=keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"format": "{instruction} {inputs}"}, "format: has the field {inputs}; wanted {instruction} and {input}"),
+        ({"format": "{instruction.__class__}"}, "has the field {instruction.__class__}"),
+        ({"format": "{instruction:>99999999}"}, "has the field {instruction:>99999999}"),
+        ({"format": "{instruction!r}"}, "has the field {instruction!r}"),
+        ({"format": "{instruction"}, "format: expected '}' before end of string; wanted text with {instruction} and"),
+        ({"format": "{instruction}", "no_input_format": "{input}"}, "no_input_format: has the field {input}; wanted {"),
+        ({"no_input_format": "{instruction}"}, "no_input_format: only next to `format`"),
+        (
+            {"format": "{instruction}", "type": "chat"},
+            "format: writes the prompts of a question and its answer; remove",
+        ),
+    ],
+)
+def test_a_format_that_cannot_be_filled_is_refused_before_any_data_are_read(samples, keys, words):
+    with pytest.raises(UserError) as error:
+        samples({"instruction": "a", "output": "b"}, **keys)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (
+            {"question": "a", "output": "b"},
+            "line 1: a record with `format` needs the key `instruction`; it has `question`",
+        ),
+        ({"instruction": "a", "output": 3}, "line 1: `output` must be a string, got int: 3"),
+    ],
+)
+def test_a_record_that_does_not_fit_a_format_is_named(samples, record, words):
+    with pytest.raises(UserError) as error:
+        samples(record, format="{instruction}")
+    assert words in str(error.value)
+
+
+def test_several_configurations_are_as_many_data_sets(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        record = {"input_ids": [1, 2, ord(name[0]) - 100]}
+        (tmp_path / "d" / name / "train.jsonl").write_text(json.dumps(record))
+    model = {"base_model": "-", "dataset_prepared_path": str(tmp_path / "cache"), "dataset_num_proc": 1}
+    config = TrainConfig(**model, datasets=[{"path": str(tmp_path / "d"), "name": ["two", "one"]}])
+    data = load_data(config, TextSetup(None, "", None, 20))
+    assert [[s.input_ids.tolist() for s in store] for store in data.stores] == [[[1, 2, 16]], [[1, 2, 11]]]
+
+
 def test_a_loader_of_datasets_as_path_takes_the_file_of_data_files(samples):
     record = {"messages": TALK}
     for files in ("d.jsonl", ["d.jsonl"]):
@@ -158,7 +233,6 @@ def test_a_role_without_a_name_is_refused(samples):
         ({"path": "json", "data_files": ["d.jsonl", "e.jsonl"]}, "with path json, write each file as an entry of its"),
         ({"data_files": "d.jsonl"}, "d.jsonl: data_files: only for a data set that is a folder or of the hub; remove"),
         ({"shards_idx": 1}, "shards_idx: got 1; wanted shards next to it"),
-        ({"type": {"format": "[INST] {instruction}"}}, "format: missing here: this change of the data"),
         ({"field_chosen": "a"}, "field_chosen: missing here: training on preferences"),
         ({"train_on_eos": "some"}, "train_on_eos: got 'some'"),
     ],

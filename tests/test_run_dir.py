@@ -1,6 +1,7 @@
 """A run never overwrites files of another run or of the user."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from test_resume import stopping_at
@@ -83,6 +84,23 @@ def test_a_dry_run_notes_that_the_run_would_be_refused(tmp_path, finished, capsy
     out = capsys.readouterr().out
     assert "note     the real run would be refused: " in out and "already holds adapter_model.safetensors" in out
     assert adapter_bytes(finished) == before
+
+
+@pytest.mark.parametrize("kind", ["in a file", "a file", "a broken link"])
+def test_a_folder_that_cannot_be_made_is_known_before_the_run(tmp_path, kind):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to(tmp_path / "nowhere")
+    folder = {"in a file": file / "a" / "b", "a file": file, "a broken link": link / "a"}[kind]
+    reason = why_refused(folder, None, False)
+    there = {"a broken link": f"{link} is a broken link"}.get(kind, f"{file} is a file")
+    assert reason == f"output_dir {folder}: {there}, not a folder: choose another output_dir"
+
+
+def test_a_folder_that_may_not_be_written_to_is_known_before_the_run(tmp_path, monkeypatch):
+    """The tests may run as root, who may write anywhere."""
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    assert f"{tmp_path} may not be written to" in why_refused(tmp_path / "a" / "b", None, False)
 
 
 def test_an_empty_or_missing_folder_is_free(tmp_path):

@@ -30,16 +30,17 @@ class Bench:
         record_sample(plan, self.buffers, self.logits, self.rows, self.state, count=self.count)
 
     def run(self, sampling=Sampling(), end=100, times=1):  # noqa: B008 (frozen)
-        """The chosen tokens, [count, times], and the rows' state afterwards, by field."""
+        """The chosen tokens, [count, times], and the rows' state afterwards. `sampling`: one, or one for each row."""
+        samplings = sampling if isinstance(sampling, list) else [sampling] * self.count
         rows = np.zeros((len(FIELDS), STRIDE), np.int32)
         rows[FIELDS.index("position")] = rows[FIELDS.index("slot")] = POSITION
         rows[FIELDS.index("end")] = end
         rows[FIELDS.index("stream")] = np.arange(STRIDE)
         self.device.write(self.rows, rows)
         self.device.write(self.buffers.seen, self.seen)
-        self.device.write(self.buffers.settings, pack_settings(sampling))
+        self.device.write(self.buffers.settings, pack_settings(samplings))
         for _ in range(times):
-            self.plan.run(*sections_of(sampling))
+            self.plan.run(*sections_of(samplings))
         state = dict(zip(FIELDS, self.device.read(self.rows)[:, : self.count], strict=True))
         return self.device.read(self.buffers.history)[:, :times], state
 
@@ -91,6 +92,17 @@ SETTINGS = [
 @pytest.mark.parametrize("vocab", [50, 3001])
 def test_draws_as_specified(plan, sampling, vocab):
     check(plan, sample, *((replace(sampling, seed=seed), vocab) for seed in (0, 1, 1 << 40)))
+
+
+def test_rows_with_other_settings_do_not_change_a_row(plan):
+    """Greedy rows, and rows without top-k and top-p, next to rows that need every section."""
+    logits, mixed = normal(len(SETTINGS) + 1, 3001), [*SETTINGS, Sampling(top_k=3, top_p=0.5)]
+    bench = Bench(plan, 3 * logits)
+    together, _ = bench.run(mixed, times=3)
+    for row, sampling in enumerate(mixed):
+        alone, _ = bench.run(sampling, times=3)
+        assert alone[row].tolist() == together[row].tolist()
+    assert len(set(map(tuple, together.tolist()))) > 2
 
 
 def test_the_specification_filters_as_documented():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 
 import numpy as np
@@ -21,6 +22,7 @@ from lorawgpu.data.preview import marked, summary
 from lorawgpu.data.read_files import read
 from lorawgpu.data.token_store import Counts
 from lorawgpu.errors import UserError
+from lorawgpu.files.untrusted import read_bytes
 from lorawgpu.generate.prompt_file import read_prompts
 from lorawgpu.gpu import open_dry_device
 from lorawgpu.train.metrics import read_metrics
@@ -33,6 +35,24 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
 
 # Files that are something else
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "m.gguf", "p.txt"])
+def test_what_is_no_file_is_called_by_its_name(tmp_path, name):
+    """A pipe, such as a shell's `<(zcat data.gz)`; it is never opened, because it may block."""
+    path = tmp_path / name
+    read = {
+        "d.jsonl": lambda: list(tokenize(DatasetSpec(str(path)), loading(tmp_path))),
+        "m.gguf": lambda: open_checkpoint(path),
+        "p.txt": lambda: read_bytes(path, 100),
+    }[name]
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="this is a named pipe, .* once: save what it gives in a file, and name that"):
+        read()
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="a link to a file that is not there"):
+        read()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])

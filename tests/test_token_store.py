@@ -1,14 +1,19 @@
 """The token cache: its key, damage it detects, and its location."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_dataset import ids_of, loading, tokens, write_lines
 
 from lorawgpu.data import dataset
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.dataset import tokenize
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.data.token_store import STORES, default_cache_dir
+from lorawgpu.files.atomic import marked
 
 
 def test_the_cache_is_keyed_by_content_and_settings(tmp_path, monkeypatch):
@@ -74,6 +79,39 @@ def test_a_failed_run_leaves_no_store_behind(tmp_path):
     with pytest.raises(BadLine):
         tokenize(spec, loading(cache_dir=tmp_path / "cache"))
     assert list((tmp_path / "cache" / STORES).iterdir()) == []
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from lorawgpu.data.token_store import StoreWriter
+with StoreWriter(Path(sys.argv[1])) as writer:
+    print(writer.work, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_began_is_swept_and_what_a_living_one_writes_stays(tmp_path):
+    """As is what is not ours, or about to be renamed."""
+    stores = tmp_path / "cache" / STORES
+    writers = [
+        subprocess.Popen([sys.executable, "-c", KILLED, str(stores / f"{name * 40}")], text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE) for name in "ab"
+    ]  # fmt: skip
+    dead, living = (Path(writer.stdout.readline().strip()) for writer in writers)
+    writers[0].kill()
+    writers[0].wait()
+    mine = stores / ".mine.partial"
+    young, old = (marked(stores / name, "partial") for name in ("young", "old"))
+    for folder in (mine, young, old):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    assert dead.is_dir() and living.is_dir()
+    tokenize(write_lines(tmp_path / "a.jsonl", tokens(1, 2)), loading(cache_dir=tmp_path / "cache"))
+    hidden = {path.name for path in stores.iterdir() if path.name.startswith(".")}
+    assert hidden == {living.name, mine.name, young.name}
+    writers[1].communicate("")
+    assert not living.exists() and writers[1].returncode == 0
 
 
 def test_it_works_without_a_writable_cache(tmp_path):

@@ -119,15 +119,14 @@ MISSING = _by_name({
 
 # The same of the keys of a data set.
 DATA_WITHOUT_EFFECT = _by_name({
-    "data are read as they are": "trust_remote_code preprocess_shards conversation ds_type",
+    "data are read as they are": "trust_remote_code preprocess_shards conversation",
 })  # fmt: skip
 DATA_MISSING = _by_name({
     "training on preferences or rewards; only supervised fine-tuning is here": """
         field_chosen field_rejected field_prompt field_label step_separator max_completion_length
         train_on_last_step_only logprobs_field temperature""",
     "this change of the data; write it into the data": """
-        input_transform input_format message_field_training_detail field_human field_model format no_input_format
-        system_prompt system_format""",
+        input_transform input_format message_field_training_detail field_human field_model""",
     "a template for one data set; set it for all, outside of datasets": "chat_template chat_template_jinja",
 })  # fmt: skip
 

@@ -53,7 +53,20 @@ def load_config_and_notes(config: str | Path | Mapping, overrides: Sequence[str]
     problems += wrong
     if problems:
         raise UserError(format_problems(path, problems, source.lines, overridden))
-    return checked, Notes(tuple(translated.notes), translated.optimizer)
+    notes = [*translated.notes, *_alpha_note(checked)]
+    return checked, Notes(tuple(notes), translated.optimizer)
+
+
+def _alpha_note(config: TrainConfig) -> list[str]:
+    """Other tools derive alpha from the rank, or have another default, so a file that leaves it out means another
+    scale."""
+    if "lora_r" not in config.model_fields_set or "lora_alpha" in config.model_fields_set or config.start_from:
+        return []
+    alpha, r = config.lora_alpha, config.lora_r
+    if alpha == 2 * r:
+        return []
+    others = f"LLaMA-Factory: twice the rank, {2 * r}; Unsloth: 16; PEFT: 8"
+    return [f"lora_alpha is not set: {alpha}, our default ({others})"]
 
 
 def _resolve_paths(data: dict[str, Any], folders: list[Path]) -> list[ConfigProblem]:

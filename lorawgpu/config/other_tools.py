@@ -46,6 +46,9 @@ def take_other_names(data: dict[str, Any]) -> tuple[list[ConfigProblem], set[str
     for key in [key for key, value in data.items() if value is None and key in (RENAMED.keys() | NEEDLESS)]:
         del data[key]  # an empty value asks for nothing
     theirs = {key: f"{RENAMED[key]}{f': {VALUES[key]}' if key in VALUES else ''}" for key in data if key in RENAMED}
+    if "lora_rank" in theirs and "lora_alpha" not in data:
+        rank = data["lora_rank"]
+        theirs["lora_rank"] += f" and lora_alpha: {2 * rank if isinstance(rank, int) else 'twice the rank'}"
     needless = [key for key in data if key in NEEDLESS]
     renames = ", ".join(f"{key} -> {ours}" for key, ours in theirs.items())
     texts = [

@@ -211,7 +211,8 @@ class TrainConfig(Section):
              "bnb_4bit_quant_type is for load_in_4bit: set it, or remove bnb_4bit_quant_type"),
             (self.adapter == "qlora" and not (self.load_in_4bit or self.base_model.endswith(".gguf")),
              {"adapter", "load_in_4bit"},
-             "adapter: qlora needs load_in_4bit: true; for a dense model, set adapter: lora"),
+             "adapter: qlora needs load_in_4bit: true; for a dense or ternary model, or one that is quantized already, "
+             "set adapter: lora"),
             (self.lora_model_dir and self.adapter and self.adapter not in METHODS, {"adapter", "lora_model_dir"},
              "adapter and lora_model_dir are both folders: remove one of them"),
         ]  # fmt: skip

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lorawgpu.chat.builtin import BUILT_IN, FALLBACK
 from lorawgpu.config.axolotl import HARMLESS, MISSING, WITHOUT_EFFECT
 from lorawgpu.config.source import ConfigProblem, Location
 from lorawgpu.config.translate_data import translate_data_sets
+from lorawgpu.config.translate_template import alpaca_template, translate_template
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def translate(data: dict[str, Any], lines: dict[Location, int], own: Sequence[st
     for key in ("datasets", "test_datasets"):
         foreign += translate_data_sets(t, key)
     if foreign:
-        _alpaca_template(t)
+        alpaca_template(t)
         t.notes += _other_defaults(data)
         if t.full or not asked_for_lora:
             t.notes.append(
@@ -240,38 +240,6 @@ def _special_tokens(t: Translation, value: Any) -> None:
         t.notes.append(f"without effect here: {', '.join(idle)} (of special_tokens)")
 
 
-def _chat_template(t: Translation, value: Any) -> None:
-    """Templates that are named after a model are that model's own; what a model without one gets is beside the name."""
-    if not isinstance(value, str) or value in BUILT_IN:
-        return
-    name = value.removeprefix(FALLBACK)
-    template = EQUAL.get(name) or (name if name in BUILT_IN else None)
-    if value in ("tokenizer_default", "jinja"):
-        t.data["chat_template"] = None
-    elif value.startswith(FALLBACK) and template:
-        t.data["chat_template"] = FALLBACK + template
-    elif value in EQUAL:
-        t.data["chat_template"] = template
-    elif value in OWN:
-        fallback = OWN[value]
-        t.notes.append(
-            f"chat_template {value}: the model's own" + (f", or {fallback} if it has none" if fallback else "")
-        )
-        t.data["chat_template"] = FALLBACK + fallback if fallback else None
-
-
-def _alpaca_template(t: Translation) -> None:
-    """axolotl renders `type: alpaca` with Stanford's prompt; here it is a chat, if the model has a template for it."""
-    sets = t.data.get("datasets")
-    kinds = [s.get("type") for s in sets if isinstance(s, dict)] if isinstance(sets, list) else []
-    if "alpaca" in kinds and not t.data.get("chat_template") and not t.data.get("chat_template_jinja"):
-        t.data["chat_template"] = f"{FALLBACK}alpaca"
-        t.notes.append(
-            "type alpaca: rendered by the model's own chat template, or if it has none, by Stanford's prompt "
-            "(axolotl: always, as `chat_template: alpaca`)"
-        )
-
-
 def _shuffle(t: Translation, value: Any) -> None:
     del t.data["shuffle_merged_datasets"]
     if not _is_true(value):
@@ -291,16 +259,6 @@ def _renamed(key: str, name: str) -> Callable[[Translation, Any], None]:
     return lambda t, value: t.rename(key, name)
 
 
-# axolotl's names of templates: those that are ours by another name, and those of a model, with what stands in for it.
-EQUAL = {"llama3": "llama-3", "gemma2": "gemma"}
-OWN = {
-    "gemma3": "gemma", "gemma3n": "gemma", "gemma4": "gemma", "llama3_2_vision": "llama-3", "llama4": None,
-    "qwen_25": "chatml", "qwen3": "chatml", "qwen3_5": "chatml", "qwen2_vl": "chatml", "mistral_v1": "mistral",
-    "mistral_v2v3": "mistral", "mistral_v3_tekken": "mistral", "mistral_v7_tekken": "mistral", "phi_3": None,
-    "phi_35": None, "phi_4": None, "falcon_h1": "chatml", "cohere": None, "command_a": None, "deepseek_v2": None,
-    "deepseek_v3": None, "exaone": None, "exaone4": None, "jamba": None, "granite": None, "granitemoe": None,
-    "smollm3": "chatml", "olmo2": None, "olmo3": None,
-}  # fmt: skip
 ADAMW = {
     "adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_anyprecision", "optimi_adamw",
     "adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit", "ao_adamw_4bit", "ao_adamw_8bit",
@@ -323,7 +281,7 @@ CONVERT: dict[str, Callable[[Translation, Any], None]] = {
     "use_tensorboard": _loggers,
     "report_to": _nowhere,
     "special_tokens": _special_tokens,
-    "chat_template": _chat_template,
+    "chat_template": translate_template,
     "shuffle_merged_datasets": _shuffle,
     "full_finetune": _full,
     "peft_use_rslora": _renamed("peft_use_rslora", "use_rslora"),

@@ -1,14 +1,16 @@
 """The types of config values with their error messages, and the entries of `datasets`."""
 
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from lorawgpu.chat.arguments import Arguments, check_arguments
 from lorawgpu.data.batch_order import MAX_WEIGHT, MIN_WEIGHT
+from lorawgpu.data.configurations import KINDS
 from lorawgpu.data.formats import ALIASES, FORMATS, ROLES, check_type
+from lorawgpu.data.prompt_format import FIELDS, check_format
 from lorawgpu.data.renaming import Renaming
 from lorawgpu.data.slices import parse_split
 from lorawgpu.families.modules import ALL_MODULES
@@ -134,7 +136,7 @@ class SpecialTokens(Section):
         return self.model_dump(exclude_none=True)
 
 
-class DataSet(Section):
+class _DataSet(Section):
     path: str = Field(min_length=1)
     """A file, a folder, a glob, `builtin:NAME` or a Hugging Face data set name."""
     type: Format | None = None
@@ -142,43 +144,23 @@ class DataSet(Section):
     split: Split | None = None
     """Of a folder or hub data set, by the names of its files; by default `train`, and for `test_datasets` `validation`,
     else `test`. Also slices and sums, as `train[:500]`, `train[10%:20%]`, `train[-100:]+test`."""
-    name: Annotated[str, Field(min_length=1)] | None = None
-    """The configuration of a folder or hub data set: of `configs` in its README.md, or the folder of that name."""
+    name: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(as_list)] | None = None
+    """The configuration of a folder or hub data set, or several: of `configs` in its README.md, or folders of that
+    name; by default the README.md's own default, if it has one."""
     revision: Annotated[str, Field(min_length=1)] | None = None
     """The branch, tag or commit of a hub data set; by default `main`."""
     data_files: Names = []
     """Files of a folder or hub data set, by name or glob; all are read unless `split` says otherwise."""
+    ds_type: Literal[tuple(KINDS)] | None = None
+    """The kind of its files, `json` (also .jsonl), `csv` or `parquet`; other files of a folder are not read."""
     shards: Count | None = None
     """Use one of so many parts of the data set, shuffled by `seed` before it is cut."""
     shards_idx: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     """Which of `shards`, from 0."""
-    field_messages: str | None = None
-    """The key of the conversation in a record, instead of `messages`."""
-    message_property_mappings: dict[str, str] = {}
-    """The keys of a message, as `{role: from, content: value}`."""
-    roles: dict[str, list[str]] = {}
-    """What the data call the roles, as `{user: [human], assistant: [bot]}`, besides the usual names."""
-    drop_system_message: Flag = False
-    """Leave out system messages."""
     roles_to_train: Roles | None = None
     """As the key of this name for all data sets."""
     train_on_eos: Literal["turn", "all", "last", "none"] = "turn"
     """Which ends of turns carry loss: of the turns to train, of all, of the last one, or none."""
-    message_field_training: str | None = None
-    """The key of a message that says whether to train on it, instead of `train`."""
-    field_thinking: str | None = None
-    """The key of a message's reasoning, instead of `reasoning_content`."""
-    template_thinking_key: str | None = None
-    """The name by which the chat template reads the reasoning."""
-    split_thinking: Flag = False
-    """Take `<think>...</think>` at the start of an answer as its reasoning."""
-    field_instruction: str | None = None
-    field_input: str | None = None
-    field_output: str | None = None
-    field_system: str | None = None
-    field_tools: str | None = None
-    field: str | None = None
-    """The key of the text, instead of `text`."""
     weight: Annotated[Number, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
     """How many times per epoch each sample is used."""
 
@@ -189,16 +171,35 @@ class DataSet(Section):
             raise ValueError(f"shards_idx: got {self.shards_idx}; wanted {wanted}")
         return self
 
+    @model_validator(mode="after")
+    def _check_formats(self):
+        alone = [key for key in ("no_input_format", "system_format", "system_prompt") if getattr(self, key) is not None]
+        if alone and self.format is None:
+            raise ValueError(f"{alone[0]}: only next to `format`, which has the prompt of a question")
+        if self.format is not None and self.type not in (None, "alpaca"):
+            raise ValueError(f"format: writes the prompts of a question and its answer; remove type: {self.type}")
+        for key in FIELDS:
+            if (text := getattr(self, key)) is not None:
+                try:
+                    check_format(key, text)
+                except ValueError as error:
+                    raise ValueError(f"{key}: {error}") from None
+        return self
+
     def renaming(self) -> Renaming | None:
         """The names of the keys in the data, None if they are ours."""
-        values = {key: value for key, value in self.model_dump().items() if key in RENAMING and value}
-        for key in ("message_property_mappings", "roles"):
-            if key in values:
-                values[key] = tuple(getattr(self, key).items())
-        if "roles" in values:
-            values["roles"] = tuple((theirs, ours) for ours, names in values["roles"] for theirs in names)
+        values = {f.name: value for f in fields(Renaming) if (value := getattr(self, f.name))}
         return Renaming(**values) if values else None
 
 
-RENAMING = {f.name for f in fields(Renaming)}
+def _renaming_keys() -> dict:
+    """The keys of Renaming, as fields of a section."""
+    keys = {}
+    for f in fields(Renaming):
+        default = {} if f.default is MISSING else f.default
+        keys[f.name] = (Flag if f.type is bool else f.type, Field(default, description=f.metadata["meaning"]))
+    return keys
+
+
+DataSet = create_model("DataSet", __base__=_DataSet, **_renaming_keys())
 DataSets = Annotated[list[Annotated[DataSet, BeforeValidator(_data_set)]], BeforeValidator(_data_sets)]

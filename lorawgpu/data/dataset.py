@@ -15,6 +15,7 @@ import numpy as np
 
 from lorawgpu.chat.template import GuardedTemplate
 from lorawgpu.data import token_store as cache
+from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.batching import Sample, SampleSet
 from lorawgpu.data.checksum import CorruptStore
 from lorawgpu.data.configurations import Within
@@ -24,7 +25,6 @@ from lorawgpu.data.file_notes import copies, left_out, read_twice
 from lorawgpu.data.find_files import WHOLE, files_to_evaluate, files_to_train
 from lorawgpu.data.formats import check_type
 from lorawgpu.data.pieces import detected, pieces_of
-from lorawgpu.data.read_files import BadLine
 from lorawgpu.data.renaming import Renaming
 from lorawgpu.data.slices import Shard
 from lorawgpu.data.splits import Files
@@ -135,7 +135,8 @@ def tokenize(spec: DatasetSpec, loading: LoadSettings, files: Files | None = Non
 
 
 def _tokenize(spec: DatasetSpec, loading: LoadSettings, files: Files) -> TokenStore:
-    declared = check_type(spec.type) if spec.type else spec.renaming and spec.renaming.kind
+    written = spec.renaming is not None and spec.renaming.format is not None
+    declared = check_type(spec.type) if spec.type and not written else spec.renaming and spec.renaming.kind
     own = {"roles_to_train": spec.roles_to_train} if spec.roles_to_train is not None else {}
     settings = replace(loading.settings, train_on_eos=spec.train_on_eos, **own)
     loading = replace(loading, settings=settings)

@@ -12,9 +12,10 @@ from lorawgpu.chat.loss_mask import EndOfTurn, TurnLayout, render_with_spans
 from lorawgpu.chat.prompt_check import differs, follows_prompt
 from lorawgpu.chat.spans import Span, answer_tokens, overlapping, spaces_before, special_token_end
 from lorawgpu.chat.template import ChatTemplate, TemplateFailed
+from lorawgpu.data.bad_line import SourceLine, bad_line
 from lorawgpu.data.batching import IGNORE, Sample
-from lorawgpu.data.formats import Chat, Example, SourceLine, Text, Tokens, to_example
-from lorawgpu.data.read_files import Raw, bad_line, parse
+from lorawgpu.data.formats import Chat, Example, Text, Tokens, to_example
+from lorawgpu.data.read_files import Raw, parse
 from lorawgpu.data.renaming import Renaming
 from lorawgpu.errors import UserError
 from lorawgpu.tokenizer.hf import Tokenizer

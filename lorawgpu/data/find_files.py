@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from lorawgpu.data.compressed import COMPRESSED
-from lorawgpu.data.configurations import CARD, Within, narrowed
+from lorawgpu.data.configurations import CARD, MAX_CARD, Within, narrowed
 from lorawgpu.data.read_files import SUFFIXES, data_suffix
 from lorawgpu.data.slices import parse_split
 from lorawgpu.data.splits import (
@@ -22,7 +22,9 @@ from lorawgpu.data.splits import (
 )
 from lorawgpu.errors import UserError
 from lorawgpu.files.hub import cached_data_set, explain_failure, was_reached
+from lorawgpu.files.kinds import why_no_file
 from lorawgpu.files.paths import expand
+from lorawgpu.files.untrusted import read_text_if_regular
 
 BUILTIN = "builtin:"
 NO_DATA = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json")  # of the hub's libraries
@@ -77,32 +79,43 @@ def find_files(
 
     local = expand(path)
     if _is_hub_name(path) and not local.exists():
-        return _from_hub(path, within.revision, chosen)
+        return _from_hub(path, within, chosen)
     if local.is_dir() and not within.revision:
-        return _of_folder(local, path, chosen)
+        return _of_folder(local, path, chosen, within)
     if keys := within.keys():
         of = "of the hub" if local.is_dir() else "that is a folder or of the hub"
         raise UserError(f"data set {path}: {', '.join(keys)}: only for a data set {of}; remove it")
     if path.startswith(BUILTIN):
         return listed([_built_in(path.removeprefix(BUILTIN))])
     if local.is_file():
-        data_suffix(local)
+        _check_kind(local, within)
         return listed([local])
     if glob.has_magic(str(local)):
-        return listed(_readable(map(Path, glob.glob(str(local), recursive=True)), path, "pattern"))
-    raise UserError(f"data set {path}: no such file or folder")
+        return listed(_readable(map(Path, glob.glob(str(local), recursive=True)), path, "pattern", within))
+    raise UserError(f"data set {path}: {why_no_file(local, 'no such file or folder')}")
 
 
 def _is_hub_name(path: str) -> bool:
     return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", path)) and not path.endswith(SUFFIXES + COMPRESSED) and path[0] != "."
 
 
-def _of_folder(folder: Path, name: str, chosen: Callable[[list[Path], Path, Callable[[], str]], Files]) -> Files:
-    def card() -> str:
-        file = folder / CARD
-        return file.read_text("utf-8", "replace") if file.is_file() else ""
+def _check_kind(file: Path, within: Within) -> None:
+    """UserError for a file whose name does not say that it is of a kind that can be read, or that is asked for."""
+    if within.ds_type and data_suffix(file) not in within.suffixes:
+        wanted = " or ".join(within.suffixes)
+        raise UserError(
+            f"data set {file}: ds_type {within.ds_type}: wanted a name ending in {wanted}; remove ds_type, or rename it"
+        )
+    data_suffix(file)
 
-    return chosen(_readable(_visible(folder), name, "folder"), folder, card)
+
+def _of_folder(
+    folder: Path, name: str, chosen: Callable[[list[Path], Path, Callable[[], str]], Files], within: Within
+) -> Files:
+    def card() -> str:
+        return read_text_if_regular(folder / CARD, MAX_CARD)
+
+    return chosen(_readable(_visible(folder), name, "folder", within), folder, card)
 
 
 def _visible(folder: Path) -> Iterator[Path]:
@@ -110,15 +123,17 @@ def _visible(folder: Path) -> Iterator[Path]:
     return (p for p in folder.rglob("*") if not any(part[0] == "." for part in p.relative_to(folder).parts))
 
 
-def _readable(paths: Iterator[Path], name: str, what: str) -> list[Path]:
-    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(_ENDINGS) and p.name not in NO_DATA)
+def _readable(paths: Iterator[Path], name: str, what: str, within: Within) -> list[Path]:
+    files = sorted(p for p in paths if p.is_file() and _is_data(p.name, within))
     if not files:
         found_none = "contains no files" if what == "folder" else "matches no files"
-        raise UserError(f"data set {name}: the {what} {found_none} ending in {', '.join(SUFFIXES)}")
+        raise UserError(f"data set {name}: the {what} {found_none} ending in {', '.join(within.suffixes)}")
     return files
 
 
-_ENDINGS = SUFFIXES + tuple(s + c for s in SUFFIXES for c in COMPRESSED)
+def _is_data(name: str, within: Within) -> bool:
+    endings = tuple(s + c for s in within.suffixes for c in ("", *COMPRESSED))
+    return name.lower().endswith(endings) and name not in NO_DATA
 
 
 def _built_in(name: str) -> Path:
@@ -129,9 +144,7 @@ def _built_in(name: str) -> Path:
     return file
 
 
-def _from_hub(
-    name: str, revision: str | None, chosen_of: Callable[[list[Path], Path, Callable[[], str]], Files]
-) -> Files:
+def _from_hub(name: str, within: Within, chosen_of: Callable[[list[Path], Path, Callable[[], str]], Files]) -> Files:
     """Download the chosen files of a hub data set; without a network, those that are in the hub's cache."""
     try:
         import huggingface_hub
@@ -140,7 +153,7 @@ def _from_hub(
             f"data set {name}: no such file or folder; to download it from the Hugging Face hub: "
             "pip install huggingface_hub"
         ) from None
-    where = {"repo_type": "dataset"} | ({"revision": revision} if revision else {})
+    where = {"repo_type": "dataset"} | ({"revision": within.revision} if within.revision else {})
 
     def fetched(files: Iterable[Path]) -> list[Path]:
         return [Path(huggingface_hub.hf_hub_download(name, f.as_posix(), **where)) for f in files]
@@ -149,7 +162,7 @@ def _from_hub(
         hub = huggingface_hub.HfApi()
         hub.repo_info(name, **where)  # fails at once, where listing the files would retry six times
         all_names = hub.list_repo_files(name, **where)
-        names = sorted(n for n in all_names if n.lower().endswith(_ENDINGS) and n not in NO_DATA)
+        names = sorted(n for n in all_names if _is_data(n, within))
 
         def card() -> str:
             return fetched([Path(CARD)])[0].read_text("utf-8", "replace") if CARD in all_names else ""
@@ -159,9 +172,9 @@ def _from_hub(
     except UserError as error:
         raise UserError(f"data set {name}, on the hub: {str(error).removeprefix('data set .: ')}") from None
     except Exception as error:  # the client has dozens of error types: no network, no such name, no permission
-        if not was_reached(error) and (folder := cached_data_set(name, revision)):
-            return _of_folder(folder, name, chosen_of)
+        if not was_reached(error) and (folder := cached_data_set(name, within.revision)):
+            return _of_folder(folder, name, chosen_of, within)
         raise UserError(f"data set {name}: no such file or folder here, and {explain_failure(error)}") from None
     if not files.used:
-        raise UserError(f"data set {name}: the hub repository has no files ending in {', '.join(SUFFIXES)}")
+        raise UserError(f"data set {name}: the hub repository has no files ending in {', '.join(within.suffixes)}")
     return files

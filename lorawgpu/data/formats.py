@@ -21,10 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from lorawgpu.data.bad_line import SourceLine, bad_line
 from lorawgpu.data.batching import IGNORE
 from lorawgpu.data.field_names import ALPACA, CONVERSATIONS, Fields, candidates, fields_of, other_type
-from lorawgpu.data.read_files import bad_line
-from lorawgpu.data.tools import SourceLine, tool_calls_of, tools_of
+from lorawgpu.data.record_values import content_of, flag_of, integers_of, list_of, string_of
+from lorawgpu.data.tools import tool_calls_of, tools_of
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import brief
 from lorawgpu.util.suggest import nearest
@@ -145,10 +146,10 @@ def _by_other_names(kind: str) -> tuple[tuple[str, ...], Callable[[dict, SourceL
 
 
 def _conversations(record: dict, source: SourceLine, key: str = "conversations") -> Chat:
-    turns = _list(record[key], source, key)
+    turns = list_of(record[key], source, key)
     messages = []
     if record.get("system"):
-        messages.append({"role": "system", "content": _string(record["system"], source, "system")})
+        messages.append({"role": "system", "content": string_of(record["system"], source, "system")})
     for number, turn in enumerate(turns):
         where = f"{key}[{number}]"
         if not isinstance(turn, dict):
@@ -169,13 +170,13 @@ def _spoken(turn: dict, source: SourceLine, where: str) -> dict:
 
 def _alpaca(record: dict, source: SourceLine, keys: Fields = ALPACA) -> Chat:
     """`input` follows the instruction after a blank line; the alpaca template gets both separately as well."""
-    instruction = _string(record[keys.question], source, keys.question)
-    given = _string(record.get(keys.context) or "", source, keys.context)
-    system = _string(record.get(keys.system) or "", source, keys.system)
+    instruction = string_of(record[keys.question], source, keys.question)
+    given = string_of(record.get(keys.context) or "", source, keys.context)
+    system = string_of(record.get(keys.system) or "", source, keys.system)
     user = {"role": "user", "content": f"{instruction}\n\n{given}" if given else instruction}
     if given:
         user |= {"instruction": instruction, "input": given}
-    answer = {"role": "assistant", "content": _string(record[keys.answer], source, keys.answer)}
+    answer = {"role": "assistant", "content": string_of(record[keys.answer], source, keys.answer)}
     messages = [{"role": "system", "content": system}] if system else []
     return Chat([*messages, user, answer], [None] * (len(messages) + 2))
 
@@ -194,16 +195,16 @@ def _prompt_completion(record: dict, source: SourceLine) -> Text | Chat:
 
 def _segments(record: dict, source: SourceLine) -> Text:
     pieces = []
-    for number, segment in enumerate(_list(record["segments"], source, "segments")):
+    for number, segment in enumerate(list_of(record["segments"], source, "segments")):
         where = f"segments[{number}]"
         if not isinstance(segment, dict) or not isinstance(segment.get("label"), bool):
             raise bad_line(*source, f"{where} must be an object with `label` (true or false) and `text`", segment)
-        pieces.append((_string(segment.get("text"), source, f"{where}.text"), segment["label"]))
+        pieces.append((string_of(segment.get("text"), source, f"{where}.text"), segment["label"]))
     return Text(pieces, whole=False)
 
 
 def _text(record: dict, source: SourceLine) -> Text:
-    text = _string(record["text"], source, "text")
+    text = string_of(record["text"], source, "text")
     if not text:
         raise bad_line(*source, "`text` is empty: nothing to train on")
     return Text([(text, True)], whole=True)
@@ -211,9 +212,9 @@ def _text(record: dict, source: SourceLine) -> Text:
 
 def _pretokenized(record: dict, source: SourceLine) -> Tokens:
     """`attention_mask` 0 marks padding, which is removed; without `labels` every token is a target."""
-    ids = _integers(record["input_ids"], source, "input_ids", least=0)
-    labels = _integers(record.get("labels", ids), source, "labels", least=IGNORE)
-    mask = _integers(record.get("attention_mask", [1] * len(ids)), source, "attention_mask", least=0)
+    ids = integers_of(record["input_ids"], source, "input_ids", least=0)
+    labels = integers_of(record.get("labels", ids), source, "labels", least=IGNORE)
+    mask = integers_of(record.get("attention_mask", [1] * len(ids)), source, "attention_mask", least=0)
     if not len(ids) == len(labels) == len(mask):
         got = f"{len(ids)}, {len(labels)} and {len(mask)}"
         raise bad_line(*source, f"`input_ids`, `labels` and `attention_mask` differ in length: {got}")
@@ -241,7 +242,7 @@ ALIASES = {
 
 def _messages(value: object, source: SourceLine, key: str, tools: list[dict] | None) -> Chat:
     messages, train = [], []
-    for number, message in enumerate(_list(value, source, key)):
+    for number, message in enumerate(list_of(value, source, key)):
         if _is_plain(message):
             messages.append(message)
             train.append(None)
@@ -254,10 +255,10 @@ def _messages(value: object, source: SourceLine, key: str, tools: list[dict] | N
         if message.get("role") not in ROLES:
             got = brief(message.get("role"))
             raise bad_line(*source, f"{where}: `role` must be one of {', '.join(ROLES)}, got {got}")
-        message = message | {"content": _content(message, source, where)}
+        message = message | {"content": content_of(message, source, where)}
         if message.get("tool_calls"):
             message["tool_calls"] = tool_calls_of(message["tool_calls"], tools, source, where)
-        train.append(_flag(message, source, where))
+        train.append(flag_of(message, source, where))
         messages.append({k: v for k, v in message.items() if v is not None and k not in ("train", "weight")})
     if not messages:
         raise bad_line(*source, f"`{key}` is empty")
@@ -272,52 +273,3 @@ def _is_plain(message: object) -> bool:
         and message.get("role") in ROLES
         and isinstance(message.get("content"), str)
     )
-
-
-def _flag(message: dict, source: SourceLine, where: str) -> bool | None:
-    """The value of `train`, or of OpenAI's `weight`; None if there is neither."""
-    flag = message.get("train", message.get("weight"))
-    if flag not in (None, True, False):
-        raise bad_line(*source, f"{where}: `train` must be true or false (`weight` 0 or 1), got {brief(flag)}")
-    return None if flag is None else bool(flag)
-
-
-def _content(message: dict, source: SourceLine, where: str) -> str | None:
-    """The text of a message, its parts joined: most templates would print a list of parts as a Python list."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content in (None, []) and message.get("tool_calls"):
-        return None
-    if not isinstance(content, list):
-        got = "nothing" if content is None else type(content).__name__
-        raise bad_line(*source, f"{where}: `content` must be a string, got {got}", message)
-    if not content:
-        raise bad_line(*source, f"{where}: `content` is an empty list")
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if kind != "text":
-            raise bad_line(*source, f"{where}: only parts of type text are supported, got {brief(kind)}", part)
-        if not isinstance(part.get("text"), str):
-            raise bad_line(*source, f"{where}: a part of type text needs a string in `text`", part)
-    return "".join(part["text"] for part in content)
-
-
-def _list(value: object, source: SourceLine, key: str) -> list:
-    if not isinstance(value, list):
-        raise bad_line(*source, f"`{key}` must be a list, got {type(value).__name__}", value)
-    return value
-
-
-def _string(value: object, source: SourceLine, key: str) -> str:
-    if not isinstance(value, str):
-        got = "nothing" if value is None else type(value).__name__
-        raise bad_line(*source, f"`{key}` must be a string, got {got}", None if value is None else value)
-    return value
-
-
-def _integers(value: object, source: SourceLine, key: str, least: int) -> list[int]:
-    for number, item in enumerate(_list(value, source, key)):
-        if type(item) is not int or not least <= item < 2**31:
-            raise bad_line(*source, f"`{key}[{number}]` must be an integer of at least {least}, got {brief(item)}")
-    return value

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorawgpu import guard
-from lorawgpu.data.formats import SourceLine, detect_type
-from lorawgpu.data.read_files import BadLine, parse, read
+from lorawgpu.data.bad_line import BadLine, SourceLine
+from lorawgpu.data.formats import detect_type
+from lorawgpu.data.read_files import parse, read
 from lorawgpu.data.slices import Shard, Slice, chosen, take
 from lorawgpu.data.splits import Files
 from lorawgpu.data.workers import Piece, allow_array

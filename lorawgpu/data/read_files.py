@@ -4,8 +4,6 @@ Each record comes with the line it starts on (in Parquet, its row), so that ever
 are passed on as bytes and parsed by the encoder, on all cores if there are several.
 """
 
-import csv
-import io
 import json
 import re
 import sys
@@ -14,38 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from lorawgpu.data.arrow_columns import plain_column
-from lorawgpu.data.compressed import COMPRESSED, MAX_EXPANSION, bomb, limit, open_bytes, read_whole
-from lorawgpu.data.field_names import CONVERSATIONS
+from lorawgpu.data.bad_line import EXCERPT, BadLine, bad_line, decode, shorten
+from lorawgpu.data.compressed import COMPRESSED, open_bytes, read_whole
+from lorawgpu.data.read_tables import read_csv, read_parquet
 from lorawgpu.errors import UserError
-from lorawgpu.files.untrusted import MAX_POINTER, UTF16, refuse_pointer
+from lorawgpu.files.untrusted import UTF16
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
-EXCERPT = 80  # characters of a bad line that its message quotes
 MAX_RECORD = 16 << 20  # bytes of a JSONL line: far beyond any sequence_len
 LINES, ARRAY, ONE = "lines", "an array", "one record"  # layouts of a .json file, besides the key of a list
 WRAPPERS = ("data", "train", "examples", "records", "rows", "samples", "instances", "items")
-PARQUET_ROWS = 2  # decoded at a time: a few bytes of Parquet can declare rows as long as the whole file
-
-
-class BadLine(UserError):
-    """One record is invalid; `skip_bad_lines` skips it."""
 
 
 Raw = bytes | dict | list | str | int | float | None | BadLine  # bytes: a JSONL line, not yet parsed
-
-
-def bad_line(file: str, line: int, what: str, excerpt: object = None) -> BadLine:
-    """The error for one record: file, line, what is wrong, and the start of the offending text."""
-    tail = "" if excerpt is None else f": {shorten(excerpt)}"
-    return BadLine(f"{file}, line {line}: {what}{tail}")
-
-
-def shorten(value: object) -> str:
-    """The first characters of a value, on one line."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = " ".join(text[: 4 * EXCERPT].split())
-    return text if len(text) <= EXCERPT else text[:EXCERPT] + "..."
 
 
 def data_suffix(path: Path) -> str:
@@ -80,10 +59,10 @@ def read(path: Path) -> Iterator[tuple[int, Raw]]:
     kind = data_suffix(path)
     try:
         if kind == ".parquet":
-            yield from _parquet(path)
+            yield from read_parquet(path)
         elif kind == ".csv":
             with open_bytes(path) as stream:
-                yield from _csv(str(path), stream)
+                yield from read_csv(str(path), stream)
         elif kind == ".json" and (layout := _layout(path)) != LINES:
             with open_bytes(path) as stream:
                 yield from _array(str(path), read_whole(path, stream), layout)
@@ -122,7 +101,7 @@ def parse(file: str, line: int, raw: Raw) -> dict:
     if isinstance(raw, bytes):
         if len(raw) > MAX_RECORD:
             raise bad_line(file, line, f"longer than {MAX_RECORD >> 20} MiB", raw[:EXCERPT].decode("utf-8", "replace"))
-        text = _decode(file, line, raw)
+        text = decode(file, line, raw)
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -130,14 +109,6 @@ def parse(file: str, line: int, raw: Raw) -> dict:
     if not isinstance(raw, dict):
         raise bad_line(file, line, f"wanted a JSON object, got {type(raw).__name__}", raw)
     return raw
-
-
-def _decode(file: str, line: int, raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        what = f"not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line)"
-        raise bad_line(file, line, what, raw.decode("utf-8", "replace")) from None
 
 
 def _layout(path: Path) -> str:
@@ -228,99 +199,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.removesuffix(' at')} at column {error.colno}"
     return str(error)
-
-
-def _csv(file: str, stream: BinaryIO) -> Iterator[tuple[int, Raw]]:
-    """Rows as dicts, with the line each starts on; a cell with a JSON list (messages, ids) becomes that list."""
-    csv.field_size_limit(2**31 - 1)  # the default rejects cells over 128 KiB; this is a C long's maximum on Windows
-    reader = csv.reader((_decode(file, n, raw) for n, raw in _strip_bom(stream)), strict=True)
-    header: list[str] | None = None
-    start = 1
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise UserError(f"{file}, line {start}: not valid CSV ({error})") from None
-        if row is None:
-            return
-        if row and header is None:
-            header = _header(f"{file}, line {start}", row)
-        elif row and len(row) != len(header):
-            yield start, bad_line(file, start, f"{len(row)} cells, but the header has {len(header)}", ",".join(row))
-        elif row:
-            yield start, _cells(dict(zip(header, row, strict=True)))
-        start = reader.line_num + 1
-
-
-def _header(where: str, row: list[str]) -> list[str]:
-    seen = set()
-    if twice := next((name for name in row if name and (name in seen or seen.add(name))), None):
-        raise UserError(f"{where}: two columns are named {shorten(twice)!r}; rename or drop one")
-    if len(row) == 1 and (separator := next((m for m in ";\t|" if m in row[0]), None)):
-        raise UserError(f"{where}: columns are separated by {separator!r} ({shorten(row[0])!r}); save it with commas")
-    return row
-
-
-def _strip_bom(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(stream, 1):
-        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-
-
-def _parquet(path: Path) -> Iterator[tuple[int, Raw]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from None
-    if path.stat().st_size <= MAX_POINTER:
-        refuse_pointer(path)
-    source = path
-    if path.suffix.lower() in COMPRESSED:
-        with open_bytes(path) as stream:
-            source = io.BytesIO(read_whole(path, stream))
-    try:
-        row, left = 0, limit(path, MAX_EXPANSION)
-        for batch in parquet.ParquetFile(source).iter_batches(batch_size=PARQUET_ROWS):
-            left -= batch.nbytes
-            if left < 0:
-                raise bomb(path, MAX_EXPANSION)
-            columns = [plain_column(column) for column in batch.columns]
-            for index in range(batch.num_rows):
-                row += 1
-                try:
-                    values = [column[index].as_py() for column in columns]
-                except UnicodeDecodeError as error:
-                    yield row, bad_line(str(path), row, f"a cell is not valid UTF-8 ({error.reason})")
-                else:
-                    record = dict(zip(batch.schema.names, values, strict=True))
-                    yield row, _cells(_without_nulls(record))
-    except (ArrowException, ValueError, OverflowError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: not a readable Parquet file ({error})") from None
-
-
-def _without_nulls(value: object) -> object:
-    """Arrow gives every struct of a column the same keys, and fills up with nulls."""
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-
-
-_LISTS = {"messages", "conversations", "segments", "input_ids", "labels", "tools", *CONVERSATIONS}  # as JSON in a cell
-
-
-def _cells(record: dict) -> dict:
-    """A table row without its null cells, and with cells of JSON lists parsed."""
-    out = {}
-    for key, value in record.items():
-        if value is None:
-            continue
-        if isinstance(value, str) and key in _LISTS:
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
-                pass  # stays a string: the format will say what it wanted instead
-        out[key] = value
-    return out

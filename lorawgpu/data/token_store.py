@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,13 @@ import numpy as np
 
 from lorawgpu.data.batching import IGNORE, Sample
 from lorawgpu.data.checksum import META, Checksum, dump_meta, load_meta
+from lorawgpu.files.atomic import find_marked, marked
+from lorawgpu.files.lock import is_held, locked
 
 STORES = "tokens-2"  # the folder of all stores in the cache: renamed when the layout of a store changes
 DIGEST_VERSION = 1
+HELD = "held"  # the lock file of a store that is being written
+OLD = 3600  # seconds after which one without a lock file is no longer about to get it, or to be renamed
 MAX_SKIPPED = 100  # messages of skipped lines that are kept; all are counted
 
 
@@ -115,12 +119,19 @@ class TokenStore:
 
 
 class StoreWriter:
-    """Collects chunks in a temporary sibling of `folder` and renames it when finished. A context manager."""
+    """Collects chunks in a temporary sibling of `folder` and renames it when finished. A context manager.
+
+    It holds a lock in there, by which those that a killed process left are told apart; these are removed.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        self.work = Path(tempfile.mkdtemp(prefix=f".{folder.name[:16]}-", dir=folder.parent))
+        sweep_abandoned(folder.parent)
+        self.work = marked(folder.with_name(folder.name[:16]), "partial")
+        self.work.mkdir()
+        self._held = ExitStack()
+        self._held.enter_context(locked(self.work / HELD, f"{self.work}: is in use"))
         self._streams = {n: (self.work / n).open("wb") for n in ("ids.i32", "labels.i32", "ends.i64", "lines.i64")}
         self._checksums = {name: Checksum() for name in self._streams}
         self._tokens, self._counts, self._skipped = 0, Counts(), []
@@ -132,6 +143,7 @@ class StoreWriter:
         for stream in self._streams.values():
             with suppress(OSError):  # a full disk fails again here
                 stream.close()
+        self._held.close()
         shutil.rmtree(self.work, ignore_errors=True)  # already renamed if finished
         if isinstance(error, OSError) and error.filename is None:  # a failed write does not name its file
             raise OSError(error.errno, error.strerror, str(self.folder.parent)) from None
@@ -156,11 +168,22 @@ class StoreWriter:
             stream.flush()
             os.fsync(stream.fileno())
             stream.close()
+        self._held.close()  # its file goes; a folder without one is swept only when it is old
         try:
             self.work.rename(self.folder)
         except OSError:
             if not self.folder.is_dir():
                 raise
+
+
+def sweep_abandoned(stores: Path) -> None:
+    """Remove what killed processes have begun to write in a folder of stores."""
+    for _, path in find_marked(stores, "partial"):
+        with suppress(OSError):  # another process may be removing it too
+            lock = path / HELD
+            old = time.time() - path.stat().st_mtime > OLD
+            if not is_held(lock) if lock.exists() else old:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def default_cache_dir() -> Path | None:

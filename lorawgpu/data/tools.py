@@ -2,9 +2,8 @@
 
 import json
 
-from lorawgpu.data.read_files import bad_line
+from lorawgpu.data.bad_line import SourceLine, bad_line
 
-SourceLine = tuple[str, int]  # file, line
 MEANT = ("default", "const", "example")  # keys of a JSON schema whose null has a meaning
 
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from lorawgpu import guard
 from lorawgpu.chat.hidden import KINDS
+from lorawgpu.data.bad_line import BadLine, SourceLine, bad_line
 from lorawgpu.data.batching import Sample
 from lorawgpu.data.compressed import COMPRESSED
 from lorawgpu.data.encode import Encoded, Encoder
-from lorawgpu.data.formats import SourceLine
-from lorawgpu.data.read_files import BadLine, Raw, bad_line, data_suffix, is_uncompressed_jsonl, read, split_lines
+from lorawgpu.data.read_files import Raw, data_suffix, is_uncompressed_jsonl, read, split_lines
 from lorawgpu.data.slices import chosen
 from lorawgpu.data.token_store import Chunk, Counts, StoreWriter
 from lorawgpu.errors import UserError

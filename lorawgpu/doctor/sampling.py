@@ -37,9 +37,9 @@ def sample(lab, sampling, vocab):
     seen, history = lab.output(*bits.shape, initial=bits, dtype="u32"), lab.output(COUNT, RING, dtype="u32")
     rows, bad = lab.output(*state.shape, initial=state, dtype="i32"), lab.state()
     buffers = replace(SampleBuffers.create(lab.device, COUNT, vocab), seen=seen.exact, history=history.exact)
-    lab.device.write(buffers.settings, pack_settings(sampling))
+    lab.device.write(buffers.settings, pack_settings([sampling] * COUNT))
     record_sample(lab.plan, buffers, lab.input(logits), rows.exact, bad.exact, count=COUNT)
-    lab.sections = sections_of(sampling)
+    lab.sections = sections_of([sampling])
 
     def results():
         want = _expected(logits, seen_ids, sampling)

@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 from lorawgpu.chat.builtin import BUILT_IN
 from lorawgpu.cli import (
@@ -20,28 +19,20 @@ from lorawgpu.cli import (
 from lorawgpu.config.model_options import kept_options
 from lorawgpu.config.schema import TrainConfig
 from lorawgpu.config.types import MAX_COUNT
-from lorawgpu.data.batching import token_capacity
-from lorawgpu.data.dataset import Concat
 from lorawgpu.data.preview import summary
 from lorawgpu.data.workers import start_worker
-from lorawgpu.engine.engine import Engine, Options
-from lorawgpu.engine.evaluation import evaluate_source
 from lorawgpu.engine.readings import settled
 from lorawgpu.errors import UserError
-from lorawgpu.generate.prompts import special_tokens_of, template_arguments, template_choice
 from lorawgpu.gpu import device_errors, open_device
-from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.lora.base_name import base_for, note_other_base
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
-from lorawgpu.train.setup import load_data, text_setup_of_model
+from lorawgpu.train.held_out import evaluation_config, read_held_out
 from lorawgpu.util.progress import busy, progress
 from lorawgpu.weights.device_model import load_model
 from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.options import parse_options
-
-ROWS = 2048  # tokens evaluated at a time, or the length of a longer sample
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -63,19 +54,8 @@ def parse(argv: list[str]) -> Namespace:
 
 
 def config_of(args: Namespace, checkpoint: Checkpoint) -> TrainConfig:
-    """The config with which a training run would read the data; the defaults come from the schema."""
-    adapter = Path(args.adapter) if args.adapter is not None else None
-    choice = template_choice(adapter, args.chat_template, template_arguments(args.chat_template_kwargs))
-    return TrainConfig(
-        base_model=args.model,
-        datasets=[{"path": args.data}],
-        sequence_len=args.sequence_len or checkpoint.config.max_position_embeddings,
-        excess_length_strategy="truncate",
-        chat_template=choice.name,
-        chat_template_jinja=choice.jinja,
-        chat_template_kwargs=choice.arguments,
-        special_tokens=special_tokens_of(adapter),
-    )
+    more = (args.sequence_len, args.chat_template, args.chat_template_kwargs)
+    return evaluation_config(args.data, args.model, checkpoint, args.adapter, *more)
 
 
 def run(argv: list[str]) -> None:
@@ -86,27 +66,23 @@ def run(argv: list[str]) -> None:
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter is not None else (None, None)
     if lora:
         note_other_base(args.adapter, checkpoint.name)
-    config = config_of(args, checkpoint)
-    data = load_data(config, text_setup_of_model(config, checkpoint), purpose="evaluate")
-    if data.counts.truncated or data.counts.dropped or data.counts.boundary_tokens:
-        print(summary(data.counts, truncates=True), file=sys.stderr)
-    for note in data.notes:
+    held_out = read_held_out(config_of(args, checkpoint), checkpoint)
+    counts = held_out.data.counts
+    if counts.truncated or counts.dropped or counts.boundary_tokens:
+        print(summary(counts, truncates=True), file=sys.stderr)
+    for note in held_out.data.notes:
         print(f"note: {note}", file=sys.stderr)
-    source = Concat(data.train)
-    longest, tokens = int(source.lengths.max()), int(source.lengths.sum())
-    if note := lost_window(checkpoint, longest):
+    if note := lost_window(checkpoint, held_out.longest):
         print(f"note: {note}", file=sys.stderr)
     with device_errors():
         device = open_device(args.device)
         layout = AdapterLayout(lora, checkpoint.config) if lora else None
-        rows = token_capacity(1, max(longest, min(tokens, ROWS)))
-        submit = flops_per_submit(first_rate(device), config.max_dispatch_ms)
         model = load_model(device, settled(device, checkpoint))
         with busy("compiling"):
-            engine = Engine(device, model, Options(rows, longest, flops_per_submit=submit), layout, tensors)
-            engine.plan("eval", rows)
-        with progress(tokens, f"evaluating {len(source):,} samples", " tokens") as advance:
-            result = evaluate_source(engine, source, advance=advance)
+            engine = held_out.engine(device, model, layout, tensors)
+        samples = f"evaluating {len(held_out.source):,} samples"
+        with progress(held_out.tokens, samples, " tokens") as advance:
+            result = held_out.loss(engine, advance=advance)
     numbers = {"loss": result.loss, "perplexity": result.perplexity, "tokens": result.tokens}
     print(json.dumps({k: v if math.isfinite(v) else None for k, v in numbers.items()}))
     hint(try_out_command(args.adapter) if args.adapter else START)

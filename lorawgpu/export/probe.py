@@ -10,6 +10,7 @@ from lorawgpu.export.effect import WeightChange, as_tensors
 from lorawgpu.export.source import ExportSource
 from lorawgpu.gpu import KernelCache
 from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.train.held_out import HeldOut
 from lorawgpu.weights.device_model import load_model
 
 TOKENS = 32
@@ -18,13 +19,17 @@ DENSE_TOLERANCE, TERNARY_TOLERANCE = 1e-4, 5e-2
 
 
 class Probe:
-    """The base model with our adapter on a device, and the logits of the fixed input with and without the adapter."""
+    """The base model with our adapter on a device, and the logits of the fixed input with and without the adapter.
 
-    def __init__(self, source: ExportSource, device, kernels=None):
+    held_out: data on which the losses of base, adapter and export are compared as well.
+    """
+
+    def __init__(self, source: ExportSource, device, kernels=None, held_out: HeldOut | None = None):
         self.source, self.device, self.kernels = source, device, kernels or KernelCache(device)
+        self.held_out = held_out
         self.model = load_model(device, settled(device, source.checkpoint))
-        layout = AdapterLayout(source.lora, source.config)
-        self.engine = self._engine(self.model, layout)
+        self.layout = AdapterLayout(source.lora, source.config)
+        self.engine = self._engine(self.model, self.layout)
         self.ours = self._logits(self.engine)
         self.engine.load("params", {name: np.zeros_like(t) for name, t in source.tensors.items()})
         self.base = self._logits(self.engine)
@@ -39,25 +44,50 @@ class Probe:
         ids = (np.arange(TOKENS) * 7919 % self.source.config.vocab_size).astype(np.int32)
         return engine.logits(flatten([Sample(ids, ids)], TOKENS), np.arange(TOKENS))
 
-    def adapter(self, effect: dict[str, WeightChange]) -> str:
-        """Run with the adapter that was read back; returns the error of the logits. Raises CheckFailed if too large."""
-        self.engine.load("params", as_tensors(self.source.lora, effect))
+    def adapter(self, effect: dict[str, WeightChange]) -> list[str]:
+        """Run with the adapter that was read back; returns the error of the logits, and the losses.
+
+        CheckFailed if the error is too large.
+        """
+        read = as_tensors(self.source.lora, effect)
+        self.engine.load("params", read)
         theirs = self._logits(self.engine)
         self.engine.load("params", self.source.tensors)
         ternary = self.source.config.ternary
-        return self._judge(theirs, TERNARY_TOLERANCE if ternary else min(DENSE_TOLERANCE, self.effect))
+        note = self._judge(theirs, TERNARY_TOLERANCE if ternary else min(DENSE_TOLERANCE, self.effect))
+        return [note, *self._losses(self.model, read)]
 
-    def merged(self, checkpoint) -> str:
+    def merged(self, checkpoint) -> list[str]:
         """The same for a merged model: at least half of the adapter's effect must survive rounding."""
-        theirs = self._logits(self._engine(load_model(self.device, checkpoint)))
-        return self._judge(
-            theirs, self.effect / 2, "; rounding to the base's dtype removes the adapter: serve it unmerged"
-        )
+        model = load_model(self.device, checkpoint)
+        advice = "; rounding to the base's dtype removes the adapter: serve it unmerged"
+        note = self._judge(self._logits(self._engine(model)), self.effect / 2, advice)
+        return [note, *self._losses(model)]
 
-    def rounded(self, checkpoint) -> str:
-        """What rounding to the types of a file does to the logits of a merged model. It is the user's choice."""
-        error = relative(self._logits(self._engine(load_model(self.device, checkpoint))), self.ours)
-        return f"logits of {TOKENS} tokens: {error:.1e} from ours; the adapter's effect is {self.effect:.1e}"
+    def rounded(self, checkpoint) -> list[str]:
+        """What rounding to the types of a file does to a merged model: to its logits, and to the loss. It is the user's
+        choice."""
+        model = load_model(self.device, checkpoint)
+        error = relative(self._logits(self._engine(model)), self.ours)
+        note = f"logits of {TOKENS} tokens: {error:.1e} from ours; the adapter's effect is {self.effect:.1e}"
+        return [note, *self._losses(model)]
+
+    def _losses(self, model, tensors=None) -> list[str]:
+        """The held-out loss of the export, `model` and what `tensors` add, next to those of base and adapter."""
+        if self.held_out is None:
+            return []
+
+        def engine_of(model, tensors):
+            layout = self.layout if tensors else None
+            return self.held_out.engine(self.device, model, layout, tensors, self.kernels)
+
+        engine = engine_of(self.model, self.source.tensors)
+        base, ours = (self.held_out.loss(engine, adapter) for adapter in (False, True))
+        theirs = self.held_out.loss(engine_of(model, tensors))
+        return [
+            f"held-out loss ({ours.tokens:,} target tokens): base {base.loss:.4f}, with the adapter {ours.loss:.4f}, "
+            f"exported {theirs.loss:.4f} ({theirs.loss - ours.loss:+.4f})"
+        ]
 
     def _judge(self, theirs: np.ndarray, tolerance: float, advice: str = "") -> str:
         error = relative(theirs, self.ours)

@@ -51,6 +51,23 @@ def locked(path: Path, busy: str) -> Iterator[None]:
         _release(path, handle)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file `path`; also if that cannot be told, because there are no locks here."""
+    try:
+        handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        _lock(handle)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def _acquire(path: Path, busy: str) -> int:
     handle = None
     while handle is None:

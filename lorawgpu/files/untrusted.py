@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.errors import UserError
+from lorawgpu.files.kinds import why_no_file
 
 LFS_POINTER, MAX_POINTER = b"version https://git-lfs.github.com/spec/", 1024  # how one begins, and its bytes at most
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
@@ -83,7 +84,7 @@ def file_size(path: Path) -> int:
     """The size of a regular file in bytes. UserError for anything else."""
     try:
         if not path.is_file():
-            raise UserError(f"{path}: no such file.")
+            raise UserError(f"{path}: {why_no_file(path)}.")
         size = path.stat().st_size
         if size <= MAX_POINTER:
             refuse_pointer(path)

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from lorawgpu.data.bad_line import bad_line
 from lorawgpu.data.formats import to_example
-from lorawgpu.data.read_files import SUFFIXES, bad_line, parse, read
+from lorawgpu.data.read_files import SUFFIXES, parse, read
 from lorawgpu.errors import UserError
 from lorawgpu.files.untrusted import decoded
 

@@ -116,7 +116,7 @@ class Prompts:
             raise UserError("the prompt is empty, and this model has no BOS token to start with")
         return ids
 
-    def chat(self, messages: list[dict]) -> list[int]:
+    def chat(self, messages: list[dict], tools: list[dict] | None = None) -> list[int]:
         """Ids of a conversation up to the assistant's turn. Raises UserError without a template, or if it refuses.
 
         A space at the end of the generation prompt ("Assistant: ") is left out: in training, the tokenizer made it
@@ -124,7 +124,7 @@ class Prompts:
         """
         if self.template is None:
             raise UserError("this model has no chat template: use --raw, or choose one with --chat-template")
-        return self.tokenizer.encode(self.template.render(messages, add_generation_prompt=True).rstrip(" "))
+        return self.tokenizer.encode(self.template.render(messages, tools, add_generation_prompt=True).rstrip(" "))
 
     def encode(self, prompt: str | list[dict], raw: bool = False) -> list[int]:
         """Ids of a conversation or of text. Text is a user's turn if there is a template and not `raw`."""
@@ -161,6 +161,18 @@ class TextStream:
         self.tokenizer, self.strip = tokenizer, strip  # strip: drop the space that `Prompts.chat` left out
         self.ids: list[int] = []
         self._begin = self._shown = 0  # ids[_begin:_shown] were shown; they are decoded again as context
+
+    @classmethod
+    def resumed(cls, tokenizer: GuardedTokenizer, tail: Sequence[int], shown: int, strip: bool) -> "TextStream":
+        """The stream that had this `state`."""
+        stream = cls(tokenizer, strip)
+        stream.ids, stream._shown = list(tail), shown
+        return stream
+
+    @property
+    def state(self) -> tuple[list[int], int, bool]:
+        """The ids that the next piece depends on, how many of them were shown, and `strip`."""
+        return self.ids[self._begin :], self._shown - self._begin, self.strip
 
     def push(self, token: int) -> str:
         """The text that this token completes, "" while a character is incomplete."""

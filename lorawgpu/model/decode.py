@@ -20,13 +20,13 @@ from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
 from lorawgpu.ops.matvec import (
     MAX_PIECES,
-    MAX_ROWS,
     LoraA,
     MatvecInput,
     input_kind,
     matvec_forward,
     matvec_input,
     pieces_of,
+    takes,
 )
 from lorawgpu.ops.rmsnorm import rmsnorm_forward
 from lorawgpu.ops.rope import rope_forward
@@ -35,7 +35,7 @@ from lorawgpu.weights.device_model import Model
 
 def decodes(model: Model, rows: int) -> bool:
     """Whether this pass supports the model and number of sequences. The whole-sequence pass supports all."""
-    return rows <= MAX_ROWS and all(fits(layer.attention.head_dim) for layer in model.config.layers)
+    return takes(rows) and all(fits(layer.attention.head_dim) for layer in model.config.layers)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Linear layers for one to eight rows, as in decoding. Equations: shaders/matvec.wgsl.j2, matvec_input.wgsl.j2."""
+"""Linear layers for a few rows, as in decoding. Equations: shaders/matvec.wgsl.j2, matvec_input.wgsl.j2."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from lorawgpu.ops.checks import fold
 from lorawgpu.ops.gate import known, layout_of
 from lorawgpu.ops.matmul import NEVER, NO_LORA
 
-MAX_ROWS = 8  # the sums of all rows and lanes then fill WebGPU's 16 KiB of workgroup memory
+MAX_ROWS = 8  # of a workgroup: the sums of all rows and lanes then fill WebGPU's 16 KiB of workgroup memory
 LANES = 128  # lanes of a workgroup of matvec
 UNROLL = 8  # most steps that a lane unrolls to keep loads in flight; fewer with more rows, which add loads of their own
 MANY_LANES = 1 << 17  # lanes that keep a large GPU busy
@@ -33,14 +33,19 @@ def unroll_of(steps: int, limit: int) -> int:
     return -(-steps // -(-steps // limit))
 
 
+def takes(rows: int) -> bool:
+    """Whether `matvec_forward` takes so many rows: those of one workgroup, or several such blocks. Their bits agree."""
+    return 1 <= rows <= MAX_ROWS or rows > 0 and rows % MAX_ROWS == 0
+
+
 def matvec_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, accumulate=False):
-    """y [rows, weight.rows] (+)= x W^T (+ lora), like ops.linear.linear_forward, for 1 to MAX_ROWS rows.
+    """y [rows, weight.rows] (+)= x W^T (+ lora), like ops.linear.linear_forward, for as many rows as `takes` allows.
 
     x: as `input_kind(weight)` says. lora: a matmul.LowRank, with h [rows, pieces, rank] of a `LoraA`. ValueError for
     any other number of rows.
     """
-    if not 1 <= rows <= MAX_ROWS:
-        raise ValueError(f"matvec {y.label}: {rows} rows, want 1 to {MAX_ROWS}")
+    if not takes(rows):
+        raise ValueError(f"matvec {y.label}: {rows} rows, want 1 to {MAX_ROWS}, or a multiple of {MAX_ROWS}")
     for part in weight.parts:
         segments, low_rank = weight.within(part, lora)
         _record(plan, y, x, weight, part, segments, low_rank, rows, qscale, accumulate)
@@ -53,7 +58,8 @@ def input_kind(weight) -> str:
     return "int8" if weight.int8_input else "digits" if weight.digits_input else "f32"
 
 
-def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
+def _record(plan, y, x, weight, part, segments, lora, count, qscale, accumulate):
+    rows = min(count, MAX_ROWS)  # of a block
     arith, quads, store = input_kind(weight), part.rows // 4, part.store
     int8, digits, strips = arith == "int8", arith == "digits", bool(store.unit)  # strips: 16 columns share a scale
     terms = weight.columns // (16 if int8 or strips else 4)
@@ -91,8 +97,8 @@ def _record(plan, y, x, weight, part, segments, lora, rows, qscale, accumulate):
         "pieces": math.prod(lora.h.shape[1:-1]) if lora else 1,
         "accumulate": accumulate,
     }
-    grid = fold(-(-quads // (together * (LANES // lanes_per_quad))))
-    flops = 2.0 * rows * part.rows * weight.columns
+    grid = *fold(-(-quads // (together * (LANES // lanes_per_quad)))), count // rows
+    flops = 2.0 * count * part.rows * weight.columns
     plan.record("matvec", "main", grid, params=params, template=template, flops=flops, **buffers)
 
 

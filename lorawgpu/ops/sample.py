@@ -18,14 +18,15 @@ STRIPE = 1024  # logits that a workgroup searches, more if that would take over 
 MAX_STRIPES = 128
 TOP_BIT = 28  # lowest bit of the first digit of a floor
 NO_MIN_P = -3.0e38  # log of a min_p that excludes nothing
-_LAYOUT = "<4f3I"
+OFF = 0xFFFFFFFF, 2.0  # top_k and top_p that no row reaches: nothing is excluded
+_LAYOUT = "<4f4I"
 
 
 @dataclass(frozen=True)
 class SampleBuffers:
     """Device buffers for sampling up to `sequences` sequences."""
 
-    settings: Tensor  # uniform, from `pack_settings`
+    settings: Tensor  # u32 [sequences, 8], from `pack_settings`
     seen: Tensor  # u32 [sequences, ceil(V/32)]: bit set of the tokens in a sequence
     peaks: Tensor  # the best token of each stripe, without noise
     drawn: Tensor  # the same with noise
@@ -37,31 +38,27 @@ class SampleBuffers:
 
     @staticmethod
     def create(device: Device, sequences: int, vocab: int) -> "SampleBuffers":
-        settings = device.uniform(struct.calcsize(_LAYOUT) // 4, "sampling", "step")
-
         def words(name, *shape):
             return device.tensor((sequences, *shape), "u32", name, "step")
 
+        settings = words("sampling", struct.calcsize(_LAYOUT) // 4)
         seen, history = words("seen tokens", -(-vocab // 32)), words("history", RING)
         stripes = [words(name, MAX_STRIPES, 2) for name in ("peaks", "drawn")]
         search = words("floors"), words("partial sums", 2, MAX_STRIPES, 16), words("search", 2, 4)
         return SampleBuffers(settings, seen, *stripes, *search, history, vocab)
 
 
-def pack_settings(sampling) -> np.ndarray:
-    """The contents of `settings` for a generate.sampling.Sampling, uint32 [7]."""
+def pack_settings(samplings) -> np.ndarray:
+    """The first rows of `settings`, for a generate.sampling.Sampling each, uint32 [rows, 8]."""
+    return np.frombuffer(b"".join(map(_pack, samplings)), np.uint32).reshape(len(samplings), -1)
+
+
+def _pack(sampling) -> bytes:
     inverse = 1.0 if sampling.greedy else 1.0 / sampling.temperature
     log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else NO_MIN_P
-    words = struct.pack(
-        _LAYOUT,
-        inverse,
-        sampling.repetition_penalty,
-        sampling.top_p,
-        log_min_p,
-        sampling.top_k,
-        *random_key(sampling.seed),
-    )
-    return np.frombuffer(words, np.uint32)
+    top_k, top_p = sampling.top_k or OFF[0], sampling.top_p if sampling.top_p < 1 else OFF[1]
+    floats = inverse, sampling.repetition_penalty, top_p, log_min_p
+    return struct.pack(_LAYOUT, *floats, top_k, *random_key(sampling.seed), sampling.greedy)
 
 
 def seen_bits(ids, vocab: int) -> np.ndarray:
@@ -71,11 +68,15 @@ def seen_bits(ids, vocab: int) -> np.ndarray:
     return np.packbits(bits, bitorder="little").view("<u4")
 
 
-def sections_of(sampling) -> tuple:
-    """The sections of `record_sample` to run for a generate.sampling.Sampling, in order."""
-    if sampling.greedy:
+def sections_of(samplings) -> tuple:
+    """The sections of `record_sample` to run for rows with these generate.sampling.Samplings, in order.
+
+    A row's token does not depend on the sections that only other rows need.
+    """
+    drawn = [s for s in samplings if not s.greedy]
+    if not drawn:
         return ("peak", "greedy")
-    floors = ("top_k",) * (sampling.top_k > 0) + ("top_p",) * (sampling.top_p < 1)
+    floors = ("top_k",) * any(s.top_k > 0 for s in drawn) + ("top_p",) * any(s.top_p < 1 for s in drawn)
     return ("peak", *floors, "draw")
 
 

@@ -3,7 +3,7 @@
 //   token = argmax over score >= floor of score + noise,  noise = -log(-log u): a draw from softmax(score) (Gumbel)
 //   floor = the larger of floors[row] (top-k and top-p, sample_floor.wgsl) and the largest score + log(min_p)
 //   u is a hash of (key, stream of the sequence, position, token), so a draw depends neither on its row nor on the batch
-// Ties go to the lowest id.
+// Each row has its own settings; a greedy one draws without noise. Ties go to the lowest id.
 // Entry points: peak (the best of each of `groups` stripes), draw (the same with floor and noise), finish (the best of
 // all stripes becomes the next input). Greedy: peak, finish.
 // A row without a finite best score, or a step marked bad, yields token 0xffffffff.
@@ -16,7 +16,7 @@ override RING: u32; // tokens per row in `history`
 const WG: u32 = 256u;
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<uniform> settings: Settings;
+@group(0) @binding(1) var<storage, read> settings: array<Settings>;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
 @group(0) @binding(3) var<storage, read> seen: array<u32>; // bit set (rows, seen_ld words) of the sequence's tokens so far
 @group(0) @binding(4) var<storage, read> rows: array<u32>;
@@ -60,13 +60,13 @@ fn draw(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let top = best_peak(row, lane).score;
     let stream = rows[5u * FIELD + row];
     let position = rows[FIELD + row];
-    let k0 = fold_key(fold_key(settings.key0, stream), position);
-    let k1 = fold_key(fold_key(settings.key1, stream), position);
-    let lowest = min(max(floors[row], ordered(top + settings.log_min_p)), ordered(top));
+    let k0 = fold_key(fold_key(settings[row].key0, stream), position);
+    let k1 = fold_key(fold_key(settings[row].key1, stream), position);
+    let lowest = min(max(floors[row], ordered(top + settings[row].log_min_p)), ordered(top));
     var mine = Best(LOWEST, NONE);
     for (var id = wid.x * WG + lane; id < params.vocab; id += params.groups * WG) {
         let score = score_of(row, id);
-        if (ordered(score) >= lowest) { mine = better(mine, Best(score + noise(k0, k1, id), id)); }
+        if (ordered(score) >= lowest) { mine = better(mine, Best(score + select(noise(k0, k1, id), 0.0, settings[row].greedy == 1u), id)); }
     }
     mine = workgroup_best(mine, lane);
     if (lane == 0u) { stripes[row * params.groups + wid.x] = mine; }

@@ -11,7 +11,7 @@
 const WG: u32 = 256u;
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<uniform> settings: Settings;
+@group(0) @binding(1) var<storage, read> settings: array<Settings>;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
 @group(0) @binding(3) var<storage, read> seen: array<u32>;
 @group(0) @binding(4) var<storage, read> peaks: array<Best>;
@@ -42,7 +42,7 @@ fn after_digit(row: u32, rows: u32, lane: u32, bit: u32) -> vec4<u32> {
     add_lanes(lane, 4u);
     if (lane == 0u) {
         var found = search[half_of(bit) * rows + row];
-        if (bit == 28u && params.by_mass == 1u) { found.y = bitcast<u32>(settings.top_p * scratch[0].x); }
+        if (bit == 28u && params.by_mass == 1u) { found.y = bitcast<u32>(settings[row].top_p * scratch[0].x); }
         let goal = bitcast<f32>(found.y);
         var digit = 0u;
         for (var q = 0u; q < 4u; q += 1u) {
@@ -63,7 +63,7 @@ fn digit(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) grid: v
     if (params.bit == 28u) { // uniform
         var mine = Best(LOWEST, NONE);
         for (var i = lane; i < params.groups; i += WG) { mine = better(mine, peaks[row * params.groups + i]); }
-        now = vec4(0u, bitcast<u32>(f32(settings.top_k)), bitcast<u32>(workgroup_best(mine, lane).score), floors[row]);
+        now = vec4(0u, bitcast<u32>(f32(settings[row].top_k)), bitcast<u32>(workgroup_best(mine, lane).score), floors[row]);
     } else {
         now = after_digit(row, grid.y, lane, params.bit + 4u);
     }

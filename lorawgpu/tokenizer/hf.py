@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +22,22 @@ from lorawgpu.tokenizer.gguf import backend_from_gguf, bos_eos_processor, user_e
 if TYPE_CHECKING:
     from lorawgpu.files.gguf import GgufFile
 
+SPACE_BYTE = "\u0120"
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 MAX_TOKENIZER = 64 << 20  # bytes; the largest published tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # bytes
 TOOL_USE = "tool_use"  # the name of a template for conversations with tools
+
+
+def _bytes_by_character() -> dict[str, bytes]:
+    """GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the others for characters from 256 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    spelled = {chr(byte): bytes([byte]) for byte in plain}
+    return spelled | {chr(256 + i): bytes([byte]) for i, byte in enumerate(others)}
+
+
+BYTES = _bytes_by_character()
 
 
 class Tokenizer:
@@ -143,6 +158,26 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """The spelling of a token, None if there is no such id."""
         return self._backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of text that a token stands for, which may be part of a character. b"" if there is no such id."""
+        token = self.token(token_id) or ""
+        if token_id in self._whole:
+            return token.encode()
+        if self._in_bytes:
+            return b"".join(BYTES[c] if c in BYTES else c.encode() for c in token)
+        byte = BYTE_TOKEN.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+
+    @cached_property
+    def _whole(self) -> frozenset[int]:
+        return self.added_ids
+
+    @cached_property
+    def _in_bytes(self) -> bool:
+        """Whether tokens are spelled in GPT-2's alphabet of bytes."""
+        space = self.token_id(SPACE_BYTE)
+        return space is not None and self.decode([space]) == " "
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Token ids of `text`.

@@ -75,6 +75,8 @@ def why_refused(folder: Path, config_path: Path | None, resuming: bool) -> str |
     `config_path`: the config file that the run was started with; `resuming`: whether the run in the folder may be
     continued, even if it was killed before its first checkpoint.
     """
+    if no_place := _no_place(folder):
+        return no_place
     if checkpoints := list_checkpoints(folder):
         reason = f"{folder} already holds a run, up to {checkpoints[-1].name}: continue it with --resume, "
         return None if resuming else reason + "or choose another output_dir"
@@ -93,6 +95,17 @@ def why_refused(folder: Path, config_path: Path | None, resuming: bool) -> str |
         return f"{text}, and no checkpoint to resume from: choose another output_dir, or remove these files"
     restart = ", or restart that run with --resume" if killed_early else ""
     return f"{text}: choose another output_dir, or remove these files{restart}"
+
+
+def _no_place(folder: Path) -> str | None:
+    """Why `folder` cannot be made or written to, as far as can be seen without trying."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        what = "a broken link" if there.is_symlink() and not there.exists() else "a file"
+        return f"output_dir {folder}: {there} is {what}, not a folder: choose another output_dir"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"output_dir {folder}: {there} may not be written to: choose another output_dir, or fix its permissions"
+    return None
 
 
 def is_resolved(path: Path) -> bool:

@@ -157,8 +157,8 @@ def load_data(
                 d.path, d.type, d.weight, d.split, d.renaming(),
                 None if d.roles_to_train is None else tuple(d.roles_to_train), d.train_on_eos,
                 Shard(d.shards, d.shards_idx, config.seed) if d.shards else None,
-                Within(d.name, d.revision, tuple(d.data_files)),
-            ) for d in sets
+                Within(name, d.revision, tuple(d.data_files), d.ds_type),
+            ) for d in sets for name in d.name or [None]
         ]  # fmt: skip
 
     try:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from lorawgpu.errors import UserError
 from lorawgpu.files import ollama
 from lorawgpu.files.hub import GGUF_ON_HUB, download, is_hub_name
+from lorawgpu.files.kinds import why_no_file
 from lorawgpu.files.paths import expand
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder
@@ -83,7 +84,8 @@ def open_path(path: Path, name: str, options: ModelOptions) -> Checkpoint:
         note_widened(checkpoint)
         return checkpoint
     if not path.is_file():
-        raise UserError(f"{name}: no such file or folder; wanted a model folder, a .gguf file or a hub name.")
+        why = why_no_file(path, "no such file or folder")
+        raise UserError(f"{name}: {why}; wanted a model folder, a .gguf file or a hub name.")
     if path.suffix == ".gguf":
         return _open_gguf(path, name, options)
     raise UserError(f"{name}: wanted a model folder or a .gguf file; for safetensors, name the folder they are in.")

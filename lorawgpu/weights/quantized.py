@@ -16,7 +16,8 @@ class QuantizedAtLoad(Checkpoint):
 
     def __init__(self, base: Checkpoint, store: str, key: str) -> None:
         if base.config.ternary or base.quantized:
-            raise UserError(f"{base.name}: is quantized already; remove {key}.")
+            advice = f"remove {key}, and if adapter is qlora, set it to lora"
+            raise UserError(f"{base.name}: is quantized already; {advice}.")
         self.base, self.config, self.path, self.name = base, base.config, base.path, base.name
         self.norm_offset, self.options = base.norm_offset, base.options
         self._store, self._shapes = STORES[store], expected_tensors(base.config)

@@ -95,6 +95,13 @@ CASES = {
     "no such run": (says("report", "{t}/none"), "no such folder; wanted the output_dir of a run"),
     "a folder without a run": (empty_run, "holds no run"),
     "memory without a unit": (says("train", "c.yaml", "--memory", "8"), "--memory '8': wanted the GPU's memory in"),
+    "a port that is none": (says("serve", "--model", DENSE, "--port", 70000), "--port 70000: wanted a number from 0"),
+    "too many answers": (says("serve", "--model", DENSE, "--max-sequences", 65), "--max-sequences 65: wanted a number"),
+    "a queue of less than none": (says("serve", "--model", DENSE, "--queue", -1), "--queue -1: wanted a number from 0"),
+    "a key of spaces": (says("serve", "--model", DENSE, "--api-key", " "), "--api-key: wanted printable ASCII"),
+    "two adapters of a name": (says("serve", "--model", DENSE, "--adapter", "a=x", "--adapter", "a=y"),
+                               "--adapter a=y: wanted NAME=PATH, with a name of its own for each"),
+    "an address of nobody": (says("serve", "--model", DENSE, "--host", "256.0.0.1"), "cannot listen on 256.0.0.1"),
     "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a par"),
     "a device too many": (says("doctor", "--device", 99), "device '99': no adapter has that index"),
 }  # fmt: skip

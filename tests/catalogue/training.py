@@ -53,6 +53,7 @@ def cut(name):
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:-1])
 
 
+IN_4_BIT = ("--set", "load_in_4bit=true")
 CASES = {
     "shares of other ranks": (option("--set", "micro_batches_per_rank=[1, 2]"), "has 2 entries; wanted 1"),
     "a folder of test files alone": (only_tests, "no file to train on, only test.jsonl: name one as `path`"),
@@ -64,6 +65,9 @@ CASES = {
     "a config of text": (partial(config, content=b"hello\n"), "contains a str; wanted `key: value` lines"),
     "a quantized model in 4 bit": (option("--set", f"base_model={BLOCKS}", "--set", "load_in_4bit=true"),
                                    "model.gguf: is quantized already; remove load_in_4bit"),
+    "a ternary model in 4 bit": (
+        option("--set", f"base_model={GOLDEN / 'bitnet_packed'}", "--set", "adapter=qlora", *IN_4_BIT),
+        "is quantized already; remove load_in_4bit, and if adapter is qlora, set it to lora"),
     "two configs": (partial(config, content=b"a: 1\n---\nb: 1\n"), "line 2, column 1: a second YAML document starts"),
     "no config": (lambda t: ["train", t / "none.yaml"], "none.yaml: cannot read the config: No such file"),
     "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),
