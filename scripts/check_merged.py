@@ -4,11 +4,11 @@
     python scripts/check_merged.py --python PYTHON [--model M --adapter A] > benchmarks/llama_cpp_merged.txt
 
 PYTHON is the interpreter of the environment with llama-cpp-python (default: this one). The models are those of the
-golden cases with a tokenizer of single bytes, the adapters random, of every linear layer. Needs no GPU: what we compute
-comes from the float64 reference, which the golden cases judge. Compared are the logits of 40 tokens: of a merged float32
-file (`f32`) and a merged f16 file (`f16`), each with those of base and adapter, unmerged. The f16 file is also compared
-with its own weights in float64 (`own`): what is left is that llama.cpp rounds activations to f16 too. The adapter's
-change of the logits stands next to them. The exit code is 1 if a file is off its limit.
+golden cases with a tokenizer of single bytes, the adapters random, of every linear layer. Needs no GPU: what we
+compute comes from the float64 reference, which the golden cases judge. Compared are the logits of 40 tokens: of a
+merged float32 file (`f32`) and a merged f16 file (`f16`), each with those of base and adapter, unmerged. The f16 file
+is also compared with its own weights in float64 (`own`): what is left is that llama.cpp rounds activations to f16 too.
+The adapter's change of the logits stands next to them. The exit code is 1 if a file is off its limit.
 """
 
 import argparse
