@@ -94,6 +94,9 @@ def test_a_folder_becomes_the_file_that_converters_write(tmp_path, case):
     for key, value in theirs.metadata.items():
         if key.split(".", 1)[1] not in LEFT_OUT | gemma:
             assert np.allclose(file.metadata[key], value) if not isinstance(value, str) else file.metadata[key] == value
+    kinds = {key: kind for key, kind in file.kinds.items() if kind[1] is not None}
+    assert kinds["tokenizer.ggml.token_type"][1] == gguf.GGUFValueType.INT32  # llama.cpp refuses uint32
+    assert all(theirs.kinds[key] == kind for key, kind in kinds.items() if key in theirs.kinds)
     again = Tokenizer.from_gguf(file)
     assert again.encode("x <unk></s>", True) == source.checkpoint.tokenizer().encode("x <unk></s>", True)
 

@@ -229,6 +229,7 @@ def test_adapters_are_loaded_and_unloaded(site, client, folders):
     assert text_of(ask(client, SECOND)) == text_of(ask(client, SECOND))
 
 
+@pytest.mark.long
 def test_a_broken_adapter_fails_alone(site, client, llm, tmp_path):
     """Finite weights whose product is not: its answers are errors, those of others at the same time are not."""
     lora, tensors = read_adapter(CASE / "adapter_init", llm.config)

@@ -211,6 +211,7 @@ FAULTS = {  # bodies of up to 8 MB whose faults are many
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_million_faults_are_refused_as_one(site, name):
     path = TEXT if "prompt" in FAULTS[name] else CHAT
@@ -235,6 +236,7 @@ def test_a_body_that_never_ends_times_out(site, monkeypatch):
     assert b" 408 " in raw(site, head.encode())
 
 
+@pytest.mark.long
 def test_a_full_queue_says_so(site):
     """Four answers are in work and four wait; the ninth is refused, and after them another one is not."""
     body = GOOD[CHAT] | {"max_tokens": 60, "n": 8, "temperature": 0}

@@ -36,7 +36,8 @@ def write_gguf(
 ) -> None:
     """Write a file. `tensors` yields each of `plans`, in order, with its bytes in pieces: arrays of any type.
 
-    metadata: whole keys; the types of values follow Python's (int: uint32, float: float32) unless `kinds` gives them.
+    metadata: whole keys; the types of values follow Python's (float: float32; int: uint32, and in arrays int32, which
+    llama.cpp wants of the types of tokens) unless `kinds` gives them.
     `general.architecture` is one of them. OSError if the disk fails, naming the file.
     """
     writer = gguf.GGUFWriter(None, metadata["general.architecture"])
@@ -72,7 +73,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any, kind: tuple[int, int | N
     if kind is None:
         items = isinstance(value, list)
         first = value[0] if items else value
-        kind = (9, _kind_of(first)) if items else (_kind_of(first), None)
+        kind = (GGUFValueType.ARRAY, _kind_of(first, True)) if items else (_kind_of(first), None)
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if value == []:  # the library writes no empty arrays; they say nothing
         return
@@ -80,11 +81,11 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any, kind: tuple[int, int | N
     writer.add_key_value(key, value, GGUFValueType(outer), None if inner is None else GGUFValueType(inner))
 
 
-def _kind_of(value: bool | int | float | str) -> int:
+def _kind_of(value: bool | int | float | str, in_array: bool = False) -> int:
     if isinstance(value, bool):
         return GGUFValueType.BOOL
     if isinstance(value, str):
         return GGUFValueType.STRING
     if isinstance(value, float):
         return GGUFValueType.FLOAT32
-    return GGUFValueType.INT32 if value < 0 else GGUFValueType.UINT32
+    return GGUFValueType.INT32 if in_array or value < 0 else GGUFValueType.UINT32
