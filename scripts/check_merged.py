@@ -116,7 +116,7 @@ def run(argv: list[str]) -> None:
                 row, good = compare(folder, model, adapter, ids, args.python)
             except CheckFailed as error:
                 row, good = str(error).strip().splitlines()[-1], False
-        print(f"{case:<15}{row}", flush=True)
+        print(f"{case:<14} {row}", flush=True)
         if not good:
             faults.append(case)
     if faults:
