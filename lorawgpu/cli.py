@@ -22,6 +22,7 @@ COMMANDS = {
     "export": "export an adapter to PEFT, llama.cpp or MLX, or merge it",
     "verify": "check losses, gradients and steps against golden cases",
     "doctor": "check this machine: drivers, limits, every kernel",
+    "bench": "how fast this device trains, by model and by kernel",
     "report": "charts and samples of a run",
 }
 

@@ -4,7 +4,8 @@ import gc
 import time
 
 import numpy as np
-from bench_turns import group_of
+
+from lorawgpu.bench.turns import group_of
 
 WARM_STEPS = 3
 DROPPED = ("model_type", "quantization_config", "architectures", "torch_dtype")  # dense weights, in a dtype of ours

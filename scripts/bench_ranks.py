@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench_train import RANK, random_batch
 
+from lorawgpu.bench.training import RANK, random_batch
 from lorawgpu.cli import main_of
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.engine.exchange import Exchange

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from golden_case import GOLDEN
 
+from lorawgpu.bench import training, turns
 from lorawgpu.engine.engine import Engine, Options
 from lorawgpu.families.hf import from_hf
 from lorawgpu.gpu import open_dry_device
@@ -161,7 +162,7 @@ def test_per_layer_inputs_come_from_a_table(bench_train, monkeypatch, tmp_path, 
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [97 * 7 * 10 * 2]
 
 
-def test_the_first_round_does_not_count_and_the_last_fits_the_budget(bench_train, monkeypatch):
+def test_the_first_round_does_not_count_and_the_last_fits_the_budget(monkeypatch):
     """Each turn takes one second of a clock of ours."""
     now, values = [0.0], {"a": iter(range(100, 0, -10)), "b": iter([7.0] * 9)}
 
@@ -169,33 +170,34 @@ def test_the_first_round_does_not_count_and_the_last_fits_the_budget(bench_train
         now[0] += 1.0
         return float(next(values[name]))
 
-    monkeypatch.setattr(bench_train.time, "perf_counter", lambda: now[0])
-    found = bench_train.take_turns({name: lambda seconds, name=name: turn(name) for name in values}, 1.0, 9.0)
-    assert now[0] == 8.0 and found == {"a": 80.0, "b": 7.0}  # four rounds; the median of 90, 80 and 70
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
+    found = turns.rounds({name: lambda seconds, name=name: turn(name) for name in values}, 1.0, 9.0)
+    assert now[0] == 8.0 and found == {"a": [90.0, 80.0, 70.0], "b": [7.0] * 3}  # four rounds
+    assert turns.spread(found["a"]) == 0.25 and turns.spread(found["b"]) == 0.0
 
 
-def operations_of(bench_train, config, seq, tokens=64, checkpointing=False):
+def operations_of(config, seq, tokens=64, checkpointing=False):
     device = open_dry_device()
     lora = LoraConfig(r=4, alpha=8, target_modules=config.all_linear())
     adapter = AdapterLayout(lora, config), init_adapter(lora, config, 0)
     options = Options(tokens, tokens, checkpointing=checkpointing)
     engine = Engine(device, empty_model(device, config, lambda name: "f32"), options, *adapter, AdamW())
-    batch = bench_train.random_batch(config, tokens, seq, np.random.default_rng(0))
-    return bench_train.operations(engine.plan("train", tokens), batch, config.layers)
+    batch = training.random_batch(config, tokens, seq, np.random.default_rng(0))
+    return turns.operations(engine.plan("train", tokens), batch, config.layers)
 
 
-def test_a_step_counts_the_attention_that_its_sequences_need(bench_train):
+def test_a_step_counts_the_attention_that_its_sequences_need():
     """14 operations per visible pair, dimension and head: 4 forward, 10 backward."""
     config = SHAPES["tiny"]
-    one, four = (operations_of(bench_train, config, seq) for seq in (64, 16))
+    one, four = (operations_of(config, seq) for seq in (64, 16))
     pairs = 64 * 65 / 2 - 4 * 16 * 17 / 2
     assert one - four == pytest.approx(14 * pairs * 64 * 2, rel=1e-6)
     window = from_hf(CONFIGS["tiny"] | {"model_type": "mistral", "architectures": None, "sliding_window": 5})
     pairs = 64 * 65 / 2 - (5 * 6 / 2 + 59 * 5)
-    assert one - operations_of(bench_train, window, 64) == pytest.approx(14 * pairs * 64 * 2, rel=1e-6)
+    assert one - operations_of(window, 64) == pytest.approx(14 * pairs * 64 * 2, rel=1e-6)
 
 
-def test_a_step_counts_its_products_and_what_checkpointing_computes_again(bench_train):
+def test_a_step_counts_its_products_and_what_checkpointing_computes_again():
     """Products of the base: forward and dx, but not dx of the first projection; targets alone reach the head."""
     config = SHAPES["tiny"]
     attention = 14 * 64 * 65 / 2 * 64 * 2
@@ -203,21 +205,21 @@ def test_a_step_counts_its_products_and_what_checkpointing_computes_again(bench_
     first = sum(size for name, size in linear.items() if name.endswith(("0.self_attn.q_proj", "0.self_attn.k_proj")))
     head = 2 * 2.0 * 64 * 320 * 64  # 63 targets in chunks of 64 rows
     base = 2 * sum(linear.values()) + head + attention
-    once = operations_of(bench_train, config, 64)
+    once = operations_of(config, 64)
     assert base - 2 * first < once < 1.5 * base  # adapters of rank 4 beside widths of 64
-    again = operations_of(bench_train, config, 64, checkpointing=True) - once
+    again = operations_of(config, 64, checkpointing=True) - once
     assert 0.3 * sum(linear.values()) < again < sum(linear.values())  # the first layer, but for its last projection
 
 
-def test_a_table_of_per_layer_inputs_has_the_real_size_and_is_written_once(bench_train, tmp_path):
+def test_a_table_of_per_layer_inputs_has_the_real_size_and_is_written_once(tmp_path):
     config = Namespace(per_layer_vocab=50, per_layer_input=6, num_hidden_layers=3)
-    table = bench_train.per_layer_table(tmp_path / "new", config)
+    table = training.per_layer_table(tmp_path / "new", config)
     values = (table.astype(np.uint32) << 16).view(np.float32)
     assert table.shape == (50, 18) and np.isfinite(values).all() and len(np.unique(values)) > 100
     assert (0.5 <= np.abs(values)).all() and (np.abs(values) < 1).all()
     (path,) = (tmp_path / "new").iterdir()
     before = path.stat().st_mtime_ns
-    assert np.array_equal(bench_train.per_layer_table(tmp_path / "new", config), table)
+    assert np.array_equal(training.per_layer_table(tmp_path / "new", config), table)
     assert path.stat().st_mtime_ns == before and path.stat().st_size == 50 * 18 * 2
 
 

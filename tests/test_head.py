@@ -16,7 +16,7 @@ from lorawgpu.lora.peft_dir import init_adapter
 from lorawgpu.model import head as model_head
 from lorawgpu.model.context import Context
 from lorawgpu.model.head import CHUNK_ALIGN, Head
-from lorawgpu.ops.matmul import splits
+from lorawgpu.ops.matmul import tuning
 from lorawgpu.optim.adamw import AdamW
 from lorawgpu.weights.synthetic import SHAPES, empty_model
 
@@ -121,7 +121,8 @@ def test_a_tail_computes_what_a_whole_chunk_does(device, kernels, monkeypatch, c
     """The same bits, except for gradients, which are split further with fewer rows."""
     tiny = Tiny(device, kernels, tiny_config(vocab_size=1024))
     monkeypatch.setattr(model_head, "LOGITS_BUDGET", 4 * chunk * 1024)
-    monkeypatch.setattr(splits, "SPREAD", 4)  # workgroups of 64 rows, so that a shorter tail is split further
+    few = tuning.Line(replace(tuning.LARGE, spread=4), "so that a shorter tail is split further")
+    monkeypatch.setattr(tuning, "TABLE", (few,))
     batch = batch_of(90, 60)
     with monkeypatch.context() as patch:
         patch.setattr(model_head, "TAIL_SIZES", 1)

@@ -31,6 +31,7 @@ LAYERS = (
     ("api",),
     ("evaluate", "export", "init", "serve", "verify"),
     ("doctor",),
+    ("bench",),
     ("cli",),
     ("__main__",),  # of every command too
 )

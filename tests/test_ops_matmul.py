@@ -20,7 +20,8 @@ from lorawgpu.ops.matmul import (
     matmul,
     splits_to_fill,
 )
-from lorawgpu.ops.matmul.tiled import BLOCKED_TERMS, MEMORY, TILES, record
+from lorawgpu.ops.matmul.tiled import BLOCKED_TERMS, MEMORY, TILES, choose_tile, record
+from lorawgpu.ops.matmul.tuning import AMD, APPLE, INTEL, LARGE, NVIDIA, TABLE, tuning_of
 from lorawgpu.ops.stores import BF16, F32, TERNARY
 
 WHOLE = 16 * 32  # terms; whole tiles of every kind
@@ -149,9 +150,36 @@ def test_spans_that_cross_no_border(widths, span):
     ],
 )
 def test_how_often_a_gradient_is_cut(m, n, terms, room, want):
-    assert splits_to_fill(m, n, terms, room) == want
+    assert splits_to_fill(LARGE, m, n, terms, room) == want
 
 
 def test_spans_of_odd_widths_are_refused():
     with pytest.raises(ValueError, match="multiples of 16"):
         common_span([64, 24])
+
+
+def device_like(kind, vendor=0, lanes=32, memory=16384):
+    return Capabilities(kind == "CPU", memory, frozenset(), kind, vendor, lanes)
+
+
+@pytest.mark.parametrize(("device", "busy"), [
+    (device_like("DiscreteGPU", NVIDIA), 400), (device_like("DiscreteGPU", AMD, 64), 400), (device_like("CPU"), 400),
+    (device_like("Unknown"), 400), (device_like("IntegratedGPU", INTEL, 0), 120),
+    (device_like("IntegratedGPU", APPLE), 120),
+])  # fmt: skip
+def test_a_tuning_follows_from_what_a_device_says_of_itself(device, busy):
+    assert tuning_of(device).busy == busy and tuning_of(device) == tuning_of(replace(device, features=frozenset("x")))
+
+
+def test_every_device_has_a_tuning_and_every_line_a_reason():
+    assert all(line.why for line in TABLE)
+    last = TABLE[-1]
+    assert (last.kind, last.vendor, last.lanes, last.memory) == (None, None, None, 0) and last.tuning == LARGE
+
+
+def test_a_smaller_gpu_is_kept_busy_by_fewer_workgroups(device):
+    out = Operand(device.tensor((1024, 1024)))
+    problem = Problem(1024, 1024, 64, out, Operand(device.tensor((1024, 64))), Operand(device.tensor((1024, 64))).T)
+    few, many = (choose_tile(problem, device_like(kind)) for kind in ("IntegratedGPU", "DiscreteGPU"))
+    assert (few, many) == ("medium", "small")  # 256 workgroups
+    assert splits_to_fill(tuning_of(device_like("IntegratedGPU")), 64, 576, 49152) == 27

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,3 +138,9 @@ def card_memory() -> list[str]:
             continue
         found.append(f"{total.parts[4]}: {mib} MiB, {mib - used} MiB free")
     return found
+
+
+def free_memory() -> int | None:
+    """Bytes that are free on the GPU with the most, as its driver reports it; None if no driver does."""
+    found = [int(match[1]) << 20 for text in card_memory() if (match := re.search(r"(\d+) MiB free", text))]
+    return max(found, default=None)

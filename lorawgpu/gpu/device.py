@@ -136,6 +136,12 @@ class Memory:
         return sum(self.held.values())
 
 
+def lanes_of(info: dict) -> int:
+    """Lanes of a subgroup, or 0 if they vary or the driver does not say."""
+    least, most = (next((v for k, v in info.items() if k.endswith(f"group_{end}_size")), 0) for end in ("min", "max"))
+    return least if least == most else 0
+
+
 class Device:
     """A wgpu device with its limits and memory account; uploads and downloads tensors."""
 
@@ -171,7 +177,8 @@ class Device:
     @property
     def capabilities(self) -> Capabilities:
         memory = self.limits["max-compute-workgroup-storage-size"]
-        return Capabilities(self.is_cpu, memory, frozenset(self.features))
+        kind, vendor = self.info["adapter_type"], self.info.get("vendor_id", 0)
+        return Capabilities(self.is_cpu, memory, frozenset(self.features), kind, vendor, lanes_of(self.info))
 
     @property
     def max_binding(self) -> int:
@@ -241,6 +248,10 @@ class Device:
         raw = self.queue.read_buffer(tensor.buffer, tensor.offset, tensor.nbytes)
         dtype = DTYPES[tensor.dtype]
         return np.frombuffer(raw, dtype)[: tensor.size].reshape(tensor.shape).copy()
+
+    def destroy(self):
+        """Free the GPU's memory. The device cannot be used afterwards."""
+        self.wgpu.destroy()
 
     def poll(self):
         """Deliver what the GPU has finished. Does not wait."""

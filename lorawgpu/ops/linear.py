@@ -1,6 +1,6 @@
 """A linear layer with frozen weights: y = x W^T, dx = dy W, plus the low-rank terms of its adapters (ops/lora.py)."""
 
-from lorawgpu.ops.matmul import Epilogue, Operand, Problem, matmul, split_matmul, splits_to_fill
+from lorawgpu.ops.matmul import Epilogue, Operand, Problem, matmul, split_matmul, splits_to_fill, tuning_of
 
 
 def linear_forward(plan, y, x, weight, *, rows, qscale=None, lora=None, residual=None):
@@ -44,7 +44,8 @@ def linear_backward(plan, work, dx, dy, weight, *, rows, lora=None, accumulate=F
             epilogue=Epilogue(lora=lora if fused and i == 0 else None, accumulate=accumulate or i > 0),
             segments=segments,
         )
-        split_matmul(plan, work, problem, splits_to_fill(rows, weight.columns, part.rows, room))
+        tuning = tuning_of(plan.device.capabilities)
+        split_matmul(plan, work, problem, splits_to_fill(tuning, rows, weight.columns, part.rows, room))
     if lora and not fused:
         with plan.scope("lora_back"):
             _add_low_rank(plan, dx, lora, rows=rows, columns=weight.columns)

@@ -58,6 +58,21 @@ CONFIGS = {
         "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 100000,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
     },
+    "smollm2-360m": LLAMA | {  # HuggingFaceTB/SmolLM2-360M-Instruct
+        "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15,
+        "num_key_value_heads": 5, "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 100000,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    },
+    "smollm2-1.7b": LLAMA | {  # HuggingFaceTB/SmolLM2-1.7B-Instruct
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 130000,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    },
+    "tinyllama-1.1b": LLAMA | {  # TinyLlama/TinyLlama-1.1B-Chat-v1.0
+        "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    },
     "llama-3.2-1b": LLAMA_3 | {  # meta-llama/Llama-3.2-1B-Instruct
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
         "head_dim": 64,

@@ -27,6 +27,11 @@ def lines(folder, content):
     return ["generate", "--model", DENSE, "--prompts", folder / "p.txt"]
 
 
+def compared(folder, content):
+    (folder / "p.txt").write_text(content)
+    return ["bench", "--compare", folder / "p.txt"]
+
+
 def exists(folder):
     (folder / "out").mkdir()
     (folder / "out" / "mine").write_text("")
@@ -103,5 +108,9 @@ CASES = {
                                "--adapter a=y: wanted NAME=PATH, with a name of its own for each"),
     "an address of nobody": (says("serve", "--model", DENSE, "--host", "256.0.0.1"), "cannot listen on 256.0.0.1"),
     "no such device": (says("doctor", "--device", "Voodoo"), "device 'Voodoo': want auto, cpu, gpu, an index or a par"),
+    "no tokens": (says("bench", "--tokens", 0), "--tokens 0: wanted a whole number above 0"),
+    "half a sequence": (says("bench", "--tokens", 100, "--seq", 64), "--tokens 100: wanted a multiple of --seq 64"),
+    "no file to compare with": (says("bench", "--compare", "{t}/none"), "none: No such file or directory"),
+    "nothing to compare with": (partial(compared, content="tok/s"), "p.txt: no line of `lorawgpu bench`; wanted one"),
     "a device too many": (says("doctor", "--device", 99), "device '99': no adapter has that index"),
 }  # fmt: skip

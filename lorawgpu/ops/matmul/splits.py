@@ -7,11 +7,11 @@ from lorawgpu.gpu.tensor import padded
 from lorawgpu.ops.matmul.choose import matmul
 from lorawgpu.ops.matmul.problem import SPAN_ALIGN, Operand
 from lorawgpu.ops.matmul.tiled import workgroups
+from lorawgpu.ops.matmul.tuning import Tuning
 
-SPREAD = 800  # workgroups over which a gradient of few rows is spread
 MIN_SPLIT_TERMS = 256  # fewest terms per split when a gradient is spread
-# A long gradient is cut further: its workgroups all take the same time, so the last wave should be a small share of it.
-WAVES = 6144  # most workgroups of a gradient that is cut further
+# A long gradient is cut further: its workgroups all take the same time, so the last wave should be a small share of it
+# (`Tuning.waves`).
 LONG_TERMS = 2048  # fewest terms per split then, because the splits' sums are written and read
 GRAIN = 1 << 18  # elements; larger scratch is rounded up to a multiple, so that plans of other capacities can reuse it
 # A product with few results splits by the number of terms only, so that a forward has the same bits in every batch.
@@ -25,15 +25,15 @@ def splits_by_length(terms: int) -> int:
     return max(1, min(FEW_SPLITS, terms * 2 // SPLIT_TERMS), min(MAX_SPLITS, terms // SPLIT_TERMS))
 
 
-def splits_to_fill(m: int, n: int, terms: int, room: int = 0) -> int:
-    """Number of splits that keep a large GPU busy with a product (m, n), to its end.
+def splits_to_fill(tuning: Tuning, m: int, n: int, terms: int, room: int = 0) -> int:
+    """Number of splits that keep a device busy with a product (m, n), to its end.
 
     For gradients only, because it depends on m. `room`: elements of scratch that a plan has anyway; with more of them,
     a long sum is cut further.
     """
     own = workgroups(m, n)
-    few = min(-(-SPREAD // own), terms // MIN_SPLIT_TERMS)
-    return max(1, few, min(WAVES // own, terms // LONG_TERMS, room // (m * n)))
+    few = min(-(-tuning.spread // own), terms // MIN_SPLIT_TERMS)
+    return max(1, few, min(tuning.waves // own, terms // LONG_TERMS, room // (m * n)))
 
 
 def common_span(widths: list[int]) -> int:

@@ -2,6 +2,7 @@
 
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.ops.matmul.problem import NO_LORA, ROW_ALIGN, SPAN_ALIGN
+from lorawgpu.ops.matmul.tuning import tuning_of
 
 # (BM, BN, TM, TN, BK): the tile of a workgroup, the register tile of a thread, and the terms per tile.
 TILES = {
@@ -13,7 +14,6 @@ TILES = {
     "flat": (16, 64, 4, 4, 16),
 }
 MEMORY = max((bm + bn) * bk * 4 for bm, bn, _, _, bk in TILES.values())  # most workgroup memory, in bytes
-BUSY = 400  # workgroups with medium tiles that keep a large GPU busy
 BLOCKED_TERMS = 256  # sums of up to this many terms use blocks of four; real models have no such sums
 
 
@@ -32,7 +32,7 @@ def record(plan, problem, tile=None):
     _check_segments(p)
     depth = p.k // 4 if int8 else p.k  # int8 counts words of four
     span = padded(-(-depth // p.splits), SPAN_ALIGN)
-    template = _template(plan.device.capabilities, p, tile or choose_tile(p), depth, span)
+    template = _template(plan.device.capabilities, p, tile or choose_tile(p, plan.device.capabilities), depth, span)
     params = {
         **{"M": p.m, "N4": p.n // 4, "K": depth, "k_span": span, "alpha": e.alpha, "shift4": p.shift // 4},
         **{"lda4": p.a.stride // 4, "ldb4": p.b.stride // 4, "ldo4": p.out.stride // 4, "slab4": p.slab_stride // 4},
@@ -49,8 +49,8 @@ def record(plan, problem, tile=None):
     plan.record("matmul", "main", grid, params=params, template=template, flops=2.0 * p.m * p.n * terms, **buffers)
 
 
-def choose_tile(problem) -> str:
-    """The tile for a product, by shape only: nothing is timed, so that a run is the same on every machine.
+def choose_tile(problem, capabilities) -> str:
+    """The tile for a product, by its shape and the device's tuning: nothing is timed.
 
     All tiles give the same bits.
     """
@@ -61,7 +61,7 @@ def choose_tile(problem) -> str:
         return "skinny"
     if m <= 48:
         return "flat"
-    if workgroups(m, n) * problem.splits >= BUSY:
+    if workgroups(m, n) * problem.splits >= tuning_of(capabilities).busy:
         return "tall" if problem.b.store.decoded and not int8 and m > 64 else "medium"
     return "low" if int8 else "small"
 
@@ -83,7 +83,7 @@ def _template(capabilities, p, tile, depth, span) -> dict:
         **{"arith": "int8" if int8 else "f32", "store": store.int8_snippet if int8 else store.name},
         **{"scaled": store.scaled, "blocked": p.k <= BLOCKED_TERMS},
         **{"lora": b_layout if e.lora else "none", "residual": e.residual is not None, "accumulate": e.accumulate},
-        "unroll": not capabilities.software,  # on software adapters, unrolled code compiles slowly and gains nothing
+        "software": capabilities.software,  # on software adapters, unrolled code compiles slowly and gains nothing
     }
 
 

@@ -1,4 +1,4 @@
-"""What bench_train.py times in turns, training steps and a float32 product in our own tiles; a step's operations."""
+"""What is timed in turns, training steps and a float32 product in our own tiles; a step's operations."""
 
 import re
 import time
@@ -13,6 +13,29 @@ from lorawgpu.train.step_reports import LateReader
 MAX_GROUP = 8  # most steps between two waits for the GPU
 GROUP_SECONDS = 1.0  # about the longest time between two waits
 NEEDED = {"dq": 5 / 7, "dkv": 5 / 7}  # of the backward's products, if two are computed twice
+
+
+def rounds(turns: dict, seconds: float, until: float) -> dict[str, list[float]]:
+    """What each contestant's turns of about `seconds` gave; rounds go on until `until`, at least two.
+
+    The first round does not count: GPU clocks take seconds to ramp up.
+    """
+    values = {name: [] for name in turns}
+    count = 0
+    while True:
+        start = time.perf_counter()
+        for name, turn in turns.items():
+            values[name].append(turn(seconds))
+        now, count = time.perf_counter(), count + 1
+        if count > 1 and 2 * now - start > until:
+            print(f"{count - 1} rounds; steps of each in ms or Gop/s: ", end="")
+            print({name: [round(v * 1e3 if v < 1e6 else v / 1e9, 1) for v in found] for name, found in values.items()})
+            return {name: found[1:] for name, found in values.items()}
+
+
+def spread(values: list[float]) -> float:
+    """How noisy samples are: the distance of the largest to the smallest, over their median."""
+    return (max(values) - min(values)) / float(np.median(values))
 
 
 def group_of(step_seconds: float) -> int:

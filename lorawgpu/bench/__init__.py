@@ -1,0 +1,1 @@
+"""`lorawgpu bench`: how fast this device trains, by shape and by kind of product."""
