@@ -57,6 +57,7 @@ SHAPING = {
 # Keys that say where, when and how fast. Nothing about them is compared.
 SURROUNDINGS = {
     "dataset_prepared_path", "dataset_num_proc", "device", "max_dispatch_ms", "output_dir", "logging_steps",
+    "matrix_cores",
     "eval_steps", "save_steps", "save_total_limit", "early_stopping_patience", "max_bad_steps", "sample_prompts",
     "report_to", "evals_per_epoch", "saves_per_epoch", "exchange_timeout_s", "micro_batches_per_rank", "wandb_entity",
     "wandb_mode", "wandb_name", "wandb_project", "wandb_run_id",

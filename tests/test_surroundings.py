@@ -13,7 +13,7 @@ from lorawgpu.data import token_store
 from lorawgpu.errors import UserError
 from lorawgpu.export.staging import staged
 from lorawgpu.files.lock import only_run_in
-from lorawgpu.files.paths import absolute, expand
+from lorawgpu.files.paths import absolute, default_cache_dir, expand
 from lorawgpu.train.setup import prepare
 
 
@@ -22,7 +22,7 @@ def test_a_user_without_a_home(tmp_path, monkeypatch):
     for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME", "LORAWGPU_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert token_store.default_cache_dir() is None
+    assert default_cache_dir() is None
     run = prepare(load_config(write_config(tmp_path, dataset_prepared_path=None)))
     assert len(run.identity["model"]) == 64 and len(run.data.train) == 1
     assert str(expand("~/x")) == "~/x"

@@ -12,8 +12,9 @@ from test_dataset import ids_of, loading, tokens, write_lines
 from lorawgpu.data import dataset
 from lorawgpu.data.bad_line import BadLine
 from lorawgpu.data.dataset import tokenize
-from lorawgpu.data.token_store import STORES, default_cache_dir
+from lorawgpu.data.token_store import STORES
 from lorawgpu.files.atomic import marked
+from lorawgpu.files.paths import default_cache_dir
 
 
 def test_the_cache_is_keyed_by_content_and_settings(tmp_path, monkeypatch):

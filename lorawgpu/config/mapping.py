@@ -7,7 +7,7 @@ from typing import Any
 
 from lorawgpu.config.source import ConfigProblem, ParsedYaml
 from lorawgpu.data.records import write_records
-from lorawgpu.data.token_store import default_cache_dir
+from lorawgpu.files.paths import default_cache_dir
 from lorawgpu.files.untrusted import brief
 
 NAME = "config"  # in messages

@@ -35,6 +35,7 @@ from lorawgpu.config.types import (
     Targets,
     TemplateArguments,
     as_list,
+    off_of_yaml,
 )
 from lorawgpu.data.formats import ROLES
 from lorawgpu.lora.peft_config import MAX_RANK
@@ -147,6 +148,9 @@ class TrainConfig(Section):
     """`chain` stores the scores of every head: slower, and a check of `flash`."""
     device: Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)] | None = None
     """auto, cpu, gpu, an index or part of a name; by default LORAWGPU_DEVICE, or else auto."""
+    matrix_cores: Annotated[Literal["auto", "off", "fast"] | None, BeforeValidator(off_of_yaml)] = None
+    """Where the runtime grants matrix cores: `auto` uses them to float32's accuracy, `fast` rounds what they multiply
+    to f16; by default LORAWGPU_MATRIX_CORES, or else auto."""
     max_dispatch_ms: Positive = 500.0
     """Split the GPU's work into submits of at most about this duration: Windows and macOS kill long ones."""
 

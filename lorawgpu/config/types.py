@@ -34,6 +34,11 @@ def as_list(value):
     return [value] if isinstance(value, str) else value
 
 
+def off_of_yaml(value):
+    """YAML 1.1 reads `off` as false."""
+    return "off" if value is False else value
+
+
 def _split(value):
     parse_split(value)
     return value

@@ -186,15 +186,6 @@ def sweep_abandoned(stores: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def default_cache_dir() -> Path | None:
-    """`LORAWGPU_CACHE`, or else `lorawgpu` in the user's cache directory; None for a user without a home."""
-    if chosen := os.environ.get("LORAWGPU_CACHE"):
-        return Path(chosen)
-    home = os.path.expanduser("~")
-    caches = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
-    return Path(caches) / "lorawgpu" if caches else None
-
-
 def digest(*parts: object) -> str:
     """A hash of JSON values. A checkpoint records it for its data: a change here makes old ones refuse to resume."""
     text = json.dumps([DIGEST_VERSION, *parts], sort_keys=True, ensure_ascii=False)

@@ -98,6 +98,7 @@ def run(argv: list[str]):
     device = open_device(args.device)
     if not args.json:
         print_facts(facts, f"{device.name}: {device.reason}")
+        print(f"matrix cores: {device.matrix_note}")
         for finding in findings:
             print(f"note: {finding}")
         print(COLUMNS.format("kernel", "sizes", "error", "allowed", "time", ""))
@@ -109,7 +110,14 @@ def run(argv: list[str]):
     failed, seconds = [o for o in outcomes if not o.ok], round(time.perf_counter() - began, 1)
     if args.json:
         rows = [asdict(o) | {"ok": o.ok} for o in outcomes]
-        report = {"findings": findings, "device": device.name, "checks": rows, "seconds": seconds, "ok": not failed}
+        report = {
+            "findings": findings,
+            "device": device.name,
+            "matrix_cores": device.matrix_note,
+            "checks": rows,
+            "seconds": seconds,
+            "ok": not failed,
+        }
         print(json.dumps(facts | report))
     else:
         print(f"{len(outcomes)} checks, {len(failed)} failed, {seconds} s")

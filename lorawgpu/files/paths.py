@@ -32,3 +32,12 @@ def absolute(name: str, folder: Path | None = None) -> str:
     except UnicodeEncodeError:
         raise UserError(f"{brief(path)}: the name is not UTF-8, so no config can hold it; rename that folder") from None
     return path
+
+
+def default_cache_dir() -> Path | None:
+    """`LORAWGPU_CACHE`, or else `lorawgpu` in the user's cache directory; None for a user without a home."""
+    if chosen := os.environ.get("LORAWGPU_CACHE"):
+        return Path(chosen)
+    home = os.path.expanduser("~")
+    caches = os.environ.get("XDG_CACHE_HOME") or (home != "~" and os.path.join(home, ".cache"))
+    return Path(caches) / "lorawgpu" if caches else None

@@ -1,15 +1,16 @@
 """Choose an adapter, request exactly the limits that the kernels need, and allocate buffers while counting bytes."""
 
 import os
-import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import wgpu
 
 from lorawgpu.errors import DeviceError, UserError
-from lorawgpu.gpu.capabilities import Capabilities
+from lorawgpu.gpu.adapters import choose_adapter, list_adapters
+from lorawgpu.gpu.capabilities import Capabilities, MatrixCores
+from lorawgpu.gpu.matrix_cores import FEATURES, found_cores, mode_of, offered
 from lorawgpu.gpu.tensor import DTYPES, Tensor
 
 # WebGPU's guaranteed limits; every kernel stays within them. All are named, because wgpu-py requests the adapter's
@@ -43,63 +44,6 @@ BINDING_CEILING = (2 << 30) - 4  # naga computes byte offsets in u32, and some d
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 UNIFORM = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 GPUError = wgpu.GPUError
-_RANK = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
-INSTALL_HINT = (
-    "install a Vulkan driver (Debian/Ubuntu: `apt-get install mesa-vulkan-drivers libvulkan1`, which also brings "
-    "a software adapter; NVIDIA: the vendor driver; macOS and Windows need nothing)"
-)
-
-
-def list_adapters() -> list:
-    """All adapters that can run compute, best first: discrete, integrated, CPU. OpenGL adapters are left out."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # otherwise Mesa prints a warning per adapter
-    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
-    return sorted(found, key=lambda a: _RANK.get(a.info["adapter_type"], 2))
-
-
-def choose_adapter(choice: str, adapters: list, local_rank: int = 0):
-    """(adapter, reason) for `auto|cpu|gpu|INDEX|NAME`, or several of these with commas. UserError if none matches.
-
-    local_rank: the number of this process among those of its machine, which take turns at the entries and at the
-    adapters that match them.
-    """
-    if not adapters:
-        raise UserError(f"no GPU adapter found: {INSTALL_HINT}")
-    entries = [choice]
-    if "," in choice and not any(choice.lower() in a.info["device"].lower() for a in adapters):
-        entries = [entry.strip() for entry in choice.split(",")]
-    turn, place = divmod(local_rank, len(entries))
-    entry = entries[place]
-    found, reason = _matching(entry, adapters)
-    turn = turn * entries.count(entry) + entries[:place].count(entry)
-    return found[turn % len(found)], reason + (", which other processes use too" if turn >= len(found) else "")
-
-
-def _matching(choice: str, adapters: list) -> tuple[list, str]:
-    """The adapters of one entry, best first, and why. UserError if there is none."""
-    names = [
-        f"{i}: {a.info['device']} ({a.info['adapter_type']}, {a.info['backend_type']})" for i, a in enumerate(adapters)
-    ]
-    listing = "\n  ".join(names)
-    cpus = [a for a in adapters if a.info["adapter_type"] == "CPU"]
-    gpus = [a for a in adapters if a.info["adapter_type"] != "CPU"]
-    # With two backends, Windows lists each GPU twice.
-    gpus = [a for a in gpus if a.info["backend_type"] == gpus[0].info["backend_type"]]
-    if choice == "auto":
-        note = f"the best of {len(adapters)}" if gpus else "no GPU found, using the CPU, which is slow"
-        return gpus or cpus, f"device auto: {note}"
-    if choice in ("cpu", "gpu"):
-        if found := cpus if choice == "cpu" else gpus:
-            return found, f"device {choice}"
-        raise UserError(f"device {choice!r}: no such adapter; found\n  {listing}\n{INSTALL_HINT}")
-    if choice.isdecimal() and len(choice) < 10:
-        if int(choice) < len(adapters):
-            return [adapters[int(choice)]], f"device {choice}"
-        raise UserError(f"device {choice!r}: no adapter has that index; found\n  {listing}")
-    if found := [a for a in adapters if choice and choice.lower() in a.info["device"].lower()]:
-        found = [a for a in found if a.info["backend_type"] == found[0].info["backend_type"]]
-        return found, f"device name contains {choice!r}"
-    raise UserError(f"device {choice!r}: want auto, cpu, gpu, an index or a part of a name of\n  {listing}")
 
 
 @contextmanager
@@ -146,11 +90,13 @@ class Device:
     """A wgpu device with its limits and memory account; uploads and downloads tensors."""
 
     dry = False  # True for a DryDevice, which allocates nothing
+    matrix: MatrixCores | None = None  # the matrix cores that kernels use
+    matrix_note = "not asked for"  # why there are none, or what they are
 
-    def __init__(self, adapter, reason: str, limits: dict, budget: int | None = None):
+    def __init__(self, adapter, reason: str, limits: dict, budget: int | None = None, required: tuple = ()):
         self.adapter, self.reason, self.limits = adapter, reason, limits
         self.info = adapter.info
-        self.features = [f for f in OPTIONAL_FEATURES if f in adapter.features]
+        self.features = [f for f in OPTIONAL_FEATURES if f in adapter.features] + list(required)
         self.memory = Memory(budget)
         self._open()
         self._fence = self.buffer(16, "fence", "plan")
@@ -178,7 +124,9 @@ class Device:
     def capabilities(self) -> Capabilities:
         memory = self.limits["max-compute-workgroup-storage-size"]
         kind, vendor = self.info["adapter_type"], self.info.get("vendor_id", 0)
-        return Capabilities(self.is_cpu, memory, frozenset(self.features), kind, vendor, lanes_of(self.info))
+        return Capabilities(
+            self.is_cpu, memory, frozenset(self.features), kind, vendor, lanes_of(self.info), self.matrix
+        )
 
     @property
     def max_binding(self) -> int:
@@ -269,8 +217,10 @@ def open_device(
     budget: int | None = None,
     kind: type[Device] = Device,
     local_rank: int = 0,
+    matrix_cores: str | None = None,
 ) -> Device:
     """Open the adapter named by `choice`, else by LORAWGPU_DEVICE, else "auto"; `local_rank`: see `choose_adapter`.
+    `matrix_cores`: auto, off or fast (docs/matrix-cores.md), else LORAWGPU_MATRIX_CORES, else auto.
 
     `limits="webgpu"` (or LORAWGPU_LIMITS=webgpu) requests only WebGPU's default limits, to behave as a small device
     does. `budget` caps the GPU bytes allocated. UserError if no adapter matches; DeviceError if the driver refuses.
@@ -289,4 +239,25 @@ def open_device(
     requested = dict(DEFAULT_LIMITS)
     if mode == "adapter":
         requested.update({k: min(int(adapter.limits[k]), BINDING_CEILING) for k in ADAPTER_LIMITS})
-    return kind(adapter, reason, requested, budget)
+    mode = mode_of(matrix_cores)
+    if kind is not Device or mode == "off":
+        return kind(adapter, reason, requested, budget)
+    return _with_matrix_cores(mode, adapters.index(adapter), adapter, reason, requested, budget)
+
+
+def _with_matrix_cores(mode: str, index: int, *opening) -> Device:
+    """A device with matrix cores if it has them, the runtime grants them, and they compute what they should."""
+    note = "this GPU or its driver has none that the runtime knows"
+    if offered(opening[0]):
+        try:
+            device = Device(*opening, required=FEATURES)
+            cores, note = found_cores(device, index)
+        except DeviceError:
+            cores, note = None, f"wgpu {wgpu.__version__} does not grant them"
+        if cores:
+            device.matrix, device.matrix_note = replace(cores, fast=mode == "fast"), note
+            return device
+    # A new device, because a failed trial may have lost the other one.
+    device = Device(*opening)
+    device.matrix_note = note
+    return device

@@ -70,7 +70,7 @@ class Plan:
     def __init__(self, device, kernels: KernelCache | None = None, flops_per_submit: float = float("inf")):
         self.device, self.kernels = device, kernels or KernelCache(device)
         self.uniforms = Uniforms(device)
-        self.sections, self._current, self._scope = {}, None, []
+        self.sections, self._current, self._scope, self._scratch = {}, None, [], {}
         self.flops_per_submit = flops_per_submit
         self.begin_pass = lambda encoder: encoder.begin_compute_pass()  # a `profile.Clock` replaces this
 
@@ -121,6 +121,13 @@ class Plan:
                 raise DeviceError(
                     f"{label} binds {name}, {size:,} bytes, at once; {device.name} allows {max_binding:,}"
                 )
+
+    def scratch(self, label: str, size: int, dtype: str = "f32") -> Tensor:
+        """A tensor [size] that the next record may write and the one after it read. Later calls may get the same."""
+        tensor = self._scratch.get(label)
+        if tensor is None or tensor.size < size:
+            tensor = self._scratch[label] = self.device.tensor((size,), dtype, label, "plan")
+        return tensor
 
     def clear(self, tensor: Tensor):
         """Append dispatches that fill `tensor` (4-byte elements) with zeros, at most a binding each."""

@@ -21,6 +21,7 @@ class Store:
     elements: int = 1
     int8_snippet: str | None = None  # weight_<..>.wgsl, which reads codes for products with int8 rows (BitLinear)
     lookup: str | None = None  # embeddings read it through "row"_<name>.wgsl, four columns of a row, or "weight"_<name>
+    f16_parts: int = 2  # in how many f16 a value splits, after a power of two; the rest is below float32's rounding
     scaled: bool = False  # each of the stacked matrices has its own scale
     decoded: bool = False  # decoding is expensive, so a taller tile, which decodes less often, pays
     adapter_in_transposed: bool = True  # dx = dy W has registers to spare for + dh A in its epilogue
@@ -82,14 +83,15 @@ def blocks(name: str, block: int, words: int, *unit: float, scales: str = "f16")
 
 
 F32 = Store("f32", "f32", lookup="row", random=2)
-BF16 = Store("bf16", "bf16", lookup="row", random=1)
-F16 = Store("f16", "f16", lookup="row")
+BF16 = Store("bf16", "bf16", lookup="row", f16_parts=1, random=1)
+F16 = Store("f16", "f16", lookup="row", f16_parts=1)
 TERNARY = Store(
     "ternary",
     "u32",
     rows=4,
     block=4,
     int8_snippet="ternary_int8",
+    f16_parts=1,
     scaled=True,
     decoded=True,
     adapter_in_transposed=False,  # with the adapter's term, the loop ran at 38 TFLOP/s instead of 45

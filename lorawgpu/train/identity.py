@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lorawgpu.data.token_store import default_cache_dir
 from lorawgpu.files.digest import remembered_digest
+from lorawgpu.files.paths import default_cache_dir
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.weights.loader import Checkpoint
 

@@ -6,6 +6,7 @@ The processes of a job do this together, so that an error of one of them ends al
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from lorawgpu.config.load import load_config_and_notes
@@ -61,7 +62,7 @@ def ready_trainer(config: TrainConfig, job: Job, exchange: Exchange, notes: Note
     fresh = job.dry_run and job.resume is None
     path, snapshot = from_leader(exchange, lambda: (None, None) if fresh else found_checkpoint(config, job))
     prepared = picked_run(config, job, exchange, path, snapshot)
-    opener = open_dry_device if job.dry_run else open_device
+    opener = open_dry_device if job.dry_run else partial(open_device, matrix_cores=config.matrix_cores)
     device = together(exchange, lambda: opener(job.device or config.device, local_rank=exchange.local_rank))
     exchange.introduce(device.name)
     prepared = together(exchange, lambda: settled_on(device, prepared))

@@ -1,5 +1,6 @@
 """The state of a run between two steps: to a checkpoint and back."""
 
+import dataclasses
 import hashlib
 import importlib.metadata
 from dataclasses import dataclass, field
@@ -88,7 +89,9 @@ def environment(engine: Engine) -> dict[str, Any]:
     """Whatever may legitimately change rounding: software, devices and drivers, who computes what."""
     devices, drivers = zip(*engine.exchange.gather([engine.device.name, engine.device.driver]), strict=True)
     ranks = {"micro_batches_per_rank": list(engine.options.shares)} if engine.exchange.size > 1 else {}
-    return software() | {"device": "; ".join(devices), "driver": "; ".join(drivers)} | ranks
+    cores = engine.device.matrix
+    products = {"matrix_cores": dataclasses.asdict(cores)} if cores else {}
+    return software() | {"device": "; ".join(devices), "driver": "; ".join(drivers)} | products | ranks
 
 
 def load_snapshot(path: Path) -> Snapshot:

@@ -22,10 +22,10 @@ from lorawgpu.data.configurations import Within
 from lorawgpu.data.dataset import Data, DatasetSpec, LoadSettings, load
 from lorawgpu.data.encode import EncodeSettings, NeedsTokenizer
 from lorawgpu.data.slices import Shard
-from lorawgpu.data.token_store import default_cache_dir
 from lorawgpu.data.workers import default_workers
 from lorawgpu.engine.readings import settled
 from lorawgpu.errors import UserError
+from lorawgpu.files.paths import default_cache_dir
 from lorawgpu.lora.base_name import note_other_base
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import start_adapter

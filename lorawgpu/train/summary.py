@@ -34,7 +34,12 @@ def plan_of(run: Run, engine: Engine) -> dict[str, str]:
         "memory": f"{mib(device.memory.total)} on the device: " + ", ".join(f"{kind} {mib(n)}" for kind, n in held),
         "submits": _submits(run, engine),
     }
-    return plan | _ranks(run, engine) | ({"note": "; ".join(notes)} if (notes := notes_of(run)) else {})
+    return (
+        plan
+        | _products(device)
+        | _ranks(run, engine)
+        | ({"note": "; ".join(notes)} if (notes := notes_of(run)) else {})
+    )
 
 
 def notes_of(run: Run) -> list[str]:
@@ -45,6 +50,14 @@ def notes_of(run: Run) -> list[str]:
     if window := lost_window(run.checkpoint, run.longest):
         notes.append(window)
     return notes
+
+
+def _products(device) -> dict[str, str]:
+    """What matrix cores do; nothing without them."""
+    if not (cores := device.matrix):
+        return {}
+    accuracy = "one product of values rounded to f16: gradients are off by 2e-4" if cores.fast else "exact to float32"
+    return {"products": f"matrix cores, {device.matrix_note}; {accuracy}"}
 
 
 def _ranks(run: Run, engine: Engine) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 from functools import cache
 
-from lorawgpu.ops.matmul import tiled
+from lorawgpu.ops.matmul import cooperative, tiled
 
-KERNELS = (tiled,)  # best first; each has `supports(capabilities, form)` and `record(plan, problem)`
+KERNELS = (cooperative, tiled)  # best first; each has `supports(capabilities, form)` and `record(plan, problem)`
 
 
 @cache
