@@ -15,7 +15,7 @@ from lorawgpu.ops.matmul.problem import NO_LORA, SPAN_ALIGN
 from lorawgpu.ops.stores import F32
 
 DEPTH = 16  # terms per tile
-FLUSH = 256  # terms after which sums move on, because matrix cores round them toward zero; measured: no cost
+FLUSH = 64  # terms after which sums move on, because matrix cores round them toward zero
 # (BM, BN, WM, WN): the tile of a workgroup and of a subgroup. All fit into WebGPU's 16 KiB and 256 threads.
 TILES = {
     1: (64, 256, 32, 64),  # weights of one part, exact in f16
