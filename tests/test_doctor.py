@@ -23,6 +23,7 @@ from lorawgpu.gpu.device import DEFAULT_LIMITS
 FEW = [check for check in CHECKS if check.kernel in ("gate", "rmsnorm")]  # next to that of memory
 GATES = [check for check in FEW if check.kernel == "gate"]
 BENCHMARK_ONLY = {"random_weights"}  # makes weights for benchmarks, whose values do not matter
+TRIED_ELSEWHERE = {"matrix_probe"}  # tests/test_matrix_cores.py; it needs what the runtime may refuse
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_every_kernel_is_right_here(whole):
 
 def test_every_shader_is_in_the_table(whole):
     shaders = {path.name.split(".")[0] for path in gpu_kernel.SHADERS.glob("*.wgsl*")}
-    assert shaders - {stem for o in whole for stem in o.ran} == BENCHMARK_ONLY
+    assert shaders - {stem for o in whole for stem in o.ran} == BENCHMARK_ONLY | TRIED_ELSEWHERE
 
 
 def test_every_entry_point_is_in_the_table(device, whole):
@@ -46,7 +47,9 @@ def test_every_entry_point_is_in_the_table(device, whole):
     entries = set()
     for path in gpu_kernel.SHADERS.glob("*.wgsl*"):
         names, stem = re.findall(r"@compute.*\nfn (\w+)", path.read_text()), path.name.split(".")[0]
-        if stem not in BENCHMARK_ONLY and not stem.startswith(("mat", "attention_flash")):  # slow to compile again
+        if stem not in BENCHMARK_ONLY | TRIED_ELSEWHERE and not stem.startswith(
+            ("mat", "row_up", "attention_flash")
+        ):  # slow to compile again
             entries |= {f"{stem}.wgsl:{name}" for name in names}
     recorded = set()
     cache.get = lambda stem, entry, *_: recorded.add(f"{stem}.wgsl:{entry}") or KernelCache.get(cache, stem, entry, *_)

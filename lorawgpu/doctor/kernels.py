@@ -8,6 +8,7 @@ from lorawgpu.doctor import attention, optimizer, sampling
 from lorawgpu.doctor import elementwise as rows
 from lorawgpu.doctor import matmul as products
 from lorawgpu.doctor.check import KernelCheck
+from lorawgpu.doctor.matrix_cores import matrix_product
 from lorawgpu.doctor.rotary import VARIANTS, rotary
 
 EXACT = 0.0
@@ -48,6 +49,7 @@ TABLE = (
     ("matmul", products.matmul_int8, EXACT, [("medium", 67, 112, 2048), ("flat", 7, 112, 2576)]),
     ("matmul", products.matmul_epilogue, ROUNDED, [("f32", 37, 64, 4, 0, 20), ("int8", 37, 64, 4, 0, 20)]),
     ("matmul", products.matmul_backward, ROUNDED, [(20, 96, 48, 12)]),
+    ("matrix cores", matrix_product, ROUNDED, [("bf16", "nk", 80, 144, 256), ("q8_0", "kn", 80, 160, 128)]),
     ("sum_splits", products.matmul_splits, ROUNDED, [(3, 24, 32, 1000)]),
     ("matvec", products.matvec, ROUNDED, products.every_store(3, 576, 37, 64)),
     ("matvec", products.matvec_adapters, ROUNDED, [("bf16", 1, 528, 0, 0, 8), ("ternary", 5, 2560, 0, 0, 8)]),

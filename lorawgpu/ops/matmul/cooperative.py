@@ -31,9 +31,12 @@ def supports(capabilities, form) -> bool:
     return capabilities.matrix is not None and fits
 
 
-def record(plan, problem):
-    """Record a product: on matrix cores, unless it does not consist of whole tiles or adds to what is in `out`."""
-    p, cores = problem, plan.device.capabilities.matrix
+def record(plan, problem, cores=None):
+    """Record a product: on matrix cores, unless it does not consist of whole tiles or adds to what is in `out`.
+
+    cores: other matrix cores than the device's.
+    """
+    p, cores = problem, cores or plan.device.capabilities.matrix
     if p.m % cores.tile or p.n % cores.tile or p.k % DEPTH or p.shift or p.epilogue.accumulate:
         return tiled.record(plan, p)
     int8, e = p.qscale is not None, p.epilogue
