@@ -23,7 +23,7 @@ from lorawgpu.gpu.device import DEFAULT_LIMITS
 FEW = [check for check in CHECKS if check.kernel in ("gate", "rmsnorm")]  # next to that of memory
 GATES = [check for check in FEW if check.kernel == "gate"]
 BENCHMARK_ONLY = {"random_weights"}  # makes weights for benchmarks, whose values do not matter
-TRIED_ELSEWHERE = {"matrix_probe"}  # tests/test_matrix_cores.py; it needs what the runtime may refuse
+TRIED_ELSEWHERE = {"matrix_probe", "matrix_up"}  # before a plan is recorded: tests of matrix cores
 
 
 @pytest.fixture(scope="module")
