@@ -78,6 +78,19 @@ MINISTRAL3_TEXT = {
     }
 }
 
+LLAMA = config("LlamaForCausalLM", "llama", num_hidden_layers=2)
+GEMMA2 = config(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    attn_logit_softcapping=9.0,
+    final_logit_softcapping=5.0,
+    head_dim=12,
+    hidden_activation="gelu_pytorch_tanh",
+    num_hidden_layers=2,
+    query_pre_attn_scalar=10,
+    sliding_window=9,
+    tie_word_embeddings=True,
+)
 RECIPES = {
     "qwen2_yarn": Recipe(
         QWEN2 | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
@@ -152,4 +165,17 @@ RECIPES = {
         ),
         ["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"],
     ),
+    # What is trained outside of the layers. Ids of tokens that the batch repeats, and of one that it does not have.
+    "tokens_gemma2": Recipe(GEMMA2, ["q_proj", "v_proj"], options={"trainable_token_indices": [49, 6, 95, 90, 1]}),
+    "tokens_untied": Recipe(
+        LLAMA,
+        ["q_proj", "down_proj"],
+        options={"trainable_token_indices": {"embed_tokens": [15, 52, 95, 1], "lm_head": [52, 33, 15]}},
+    ),
+    "saved_untied": Recipe(LLAMA, ["v_proj"], options={"modules_to_save": ["embed_tokens", "lm_head"]}),
+    "saved_tied": Recipe(
+        LLAMA | {"tie_word_embeddings": True}, ["v_proj"], options={"modules_to_save": ["embed_tokens", "lm_head"]}
+    ),
+    "lora_ends": Recipe(GEMMA2, ["o_proj", "embed_tokens", "lm_head"]),
+    "lora_head": Recipe(LLAMA, ["q_proj", "lm_head"], options={"modules_to_save": ["embed_tokens"]}),
 }

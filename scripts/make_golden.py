@@ -10,7 +10,7 @@ import argparse
 import json
 import shutil
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,14 @@ LOSS = "mean cross-entropy over target tokens (label != -100), logits[t] predict
 
 @dataclass(frozen=True)
 class Recipe:
-    """config: of config.json. targets: PEFT's target_modules. lengths: tokens of each sequence of the batch."""
+    """config: of config.json. targets: PEFT's target_modules. lengths: tokens of each sequence of the batch. options:
+    others of PEFT's LoraConfig."""
 
     config: dict
     targets: list | str
     lengths: tuple[int, ...] = (27, 19)
     r: int = 2
+    options: dict = field(default_factory=dict)
 
 
 @contextmanager
@@ -101,7 +103,8 @@ def write_batch(folder: Path, lengths, vocab: int, seed: int) -> None:
 
 def write_adapter(folder: Path, recipe: Recipe, seed: int) -> None:
     """A PEFT adapter whose B is not zero, so that every gradient is alive."""
-    lora = peft.LoraConfig(r=recipe.r, lora_alpha=2 * recipe.r, target_modules=recipe.targets, task_type="CAUSAL_LM")
+    settings = {"r": recipe.r, "lora_alpha": 2 * recipe.r, "target_modules": recipe.targets, **recipe.options}
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", **settings)
     model = peft.get_peft_model(load_model(folder, torch.float32), lora)
     model.save_pretrained(folder / "adapter_init", save_embedding_layers=False)
     (folder / "adapter_init" / "README.md").unlink(missing_ok=True)
@@ -141,6 +144,11 @@ def greedy(model, prompt) -> tuple[list, list]:
     return ids[len(prompt) :], gaps
 
 
+def saved_name(name: str) -> str:
+    """A parameter's name in the file of an adapter: without that of the adapter."""
+    return name.replace(".modules_to_save.default.", ".").replace(".default.", ".").removesuffix(".default")
+
+
 def compute(folder: Path, dtype, prompt) -> dict:
     """Everything that expected.npz holds, computed in float64 or float32."""
     batch, given = np.load(folder / "batch.npz"), load_file(folder / "adapter_init" / "adapter_model.safetensors")
@@ -148,7 +156,7 @@ def compute(folder: Path, dtype, prompt) -> dict:
     lora.inference_mode = False
     with float64() if dtype == torch.float64 else nullcontext():
         model = peft.get_peft_model(load_model(folder, dtype), lora, autocast_adapter_dtype=False)
-        parameters = {n.replace(".default.", "."): p for n, p in model.named_parameters() if p.requires_grad}
+        parameters = {saved_name(n): p for n, p in model.named_parameters() if p.requires_grad}
         if parameters.keys() != given.keys():
             raise SystemExit(f"{folder}: adapter_init does not fit: {parameters.keys() ^ given.keys()}")
         for name, parameter in parameters.items():

@@ -152,6 +152,11 @@ def adapter(change):
     return case
 
 
+def trained_rows(folder, size):
+    path = file(folder, "adapter_config.json", json.dumps(ADAPTER | {"trainable_token_indices": list(range(size))}))
+    read_lora_config(path, ["model.layers.0.self_attn.q_proj"])
+
+
 def base_name(folder, size):
     file(folder, "adapter_config.json", json.dumps({"base_model_name_or_path": "m" * size}))
     return "" if named_base(folder) == "m" * size else "no name"
@@ -221,6 +226,7 @@ CASES = {
     "lora.peft_config._MAX_PATTERNS": (adapter(lambda n: {f"a{i}": 1 for i in range(n)}), "has 501 patterns; at most"),
     "lora.peft_config._MAX_PATTERN": (adapter(lambda n: {"a" * n: 1}), "is too complex"),
     "lora.peft_config._MAX_QUANTIFIERS": (adapter(lambda n: {"a+" * n: 1}), "is too complex"),
+    "lora.ends.MAX_TOKENS": (trained_rows, "16,385 ids; wanted at most 16,384"),
     "lora.base_name._MAX_NAME": (base_name, "no name"),
     "config.source.MAX_BYTES": (config, "larger than 1,048,576 bytes"),
     "config.types.MAX_COUNT": (count, "max_steps: got 2147483648; input should be less than or equal to 2147483647"),

@@ -46,7 +46,7 @@ def test_shapes_of_all_linear_by_hand():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", ["lm_head", "proj", "layers.7.self_attn.q_proj", "_proj", ""])
+@pytest.mark.parametrize("target", ["wte", "proj", "layers.7.self_attn.q_proj", "_proj", ""])
 def test_a_target_that_matches_nothing_is_named(target):
     with pytest.raises(UserError, match=f"'{target}' matches no linear layer of this model; wanted one of q_proj"):
         adapter_shapes(replace(LORA, target_modules=("q_proj", target)), MODEL)

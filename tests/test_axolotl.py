@@ -93,7 +93,7 @@ def test_keys_without_effect_are_one_note(write):
         ("rl: dpo\n", "only supervised fine-tuning is here"),
         ("qat: {a: b}\n", "this quantization; set load_in_4bit"),
         ("processor_type: AutoProcessor\n", "images and sound"),
-        ("lora_modules_to_save: [lm_head]\n", "training weights of the model itself"),
+        ("unfrozen_parameters: [lm_head]\n", "training these weights of the model"),
         ("resume_from_checkpoint: out/checkpoint-3\n", "lorawgpu train CONFIG --resume"),
         ("optimizer: muon\n", "line 3: optimizer: got 'muon'; missing here: other optimizers than AdamW"),
         ("optimizer: [a]\n", "optimizer: got ['a']"),

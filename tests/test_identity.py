@@ -52,7 +52,8 @@ SHAPING = {
     "bnb_4bit_quant_type": "nf4", "base_model": other_model, "datasets": lambda folder: chats(folder, "d"),
     "test_datasets": lambda folder: chats(folder, "d"), "lora_model_dir": lambda folder: adapter(folder / "a", 8),
     "adapter": lambda folder: adapter(folder / "a", 8), "special_tokens": {"eos_token": "<|im_end|>"},
-    "overrides_of_model_config": {"hidden_act": "relu2"},
+    "overrides_of_model_config": {"hidden_act": "relu2"}, "lora_modules_to_save": ["lm_head"],
+    "peft_trainable_token_indices": [5, 6], "tokens": ["<new>"], "added_tokens_overrides": {4: "<other>"},
 }  # fmt: skip
 # Keys that say where, when and how fast. Nothing about them is compared.
 SURROUNDINGS = {
@@ -89,6 +90,7 @@ def test_each_key_that_shapes_the_run_changes_its_identity(tmp_path, identity_of
     value = SHAPING[key](tmp_path) if callable(SHAPING[key]) else SHAPING[key]
     needed = {
         "bnb_4bit_quant_type": {"load_in_4bit": True},
+        "tokens": {"lora_modules_to_save": ["embed_tokens"]},
         "chat_template_kwargs": {"chat_template_jinja": "{{ x }}{% for m in messages %}{{ m.content }}{% endfor %}"},
     }
     with_it = needed.get(key, {})

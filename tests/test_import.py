@@ -55,7 +55,7 @@ def test_patterns_and_rslora_against_the_reference(device, kernels):
 
 REJECTED = {
     "use_dora": ({"use_dora": True}, "use_dora: DoRA adapters are not supported"),
-    "modules_to_save": ({"modules_to_save": ["lm_head"]}, "modules_to_save ['lm_head'] is not supported"),
+    "modules_to_save": ({"modules_to_save": ["score"]}, "modules_to_save is ['score']: wanted a list"),
     "bias": ({"bias": "lora_only"}, "bias is 'lora_only'; trained biases are not supported"),
     "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
     "trainable_token_indices": ({"trainable_token_indices": [1]}, "'trainable_token_indices' is [1]"),
@@ -135,6 +135,22 @@ def test_peft_computes_what_we_do_with_our_export(tmp_path, device, kernels, cas
     assert_agree(ours, theirs, base, tolerance(case))
 
 
+ENDS = {
+    "rows": LoraConfig(4, 8, ("q_proj",), trainable_token_indices={"embed_tokens": tuple(IDS[1:4])}),
+    "whole": LoraConfig(4, 8, ("q_proj",), modules_to_save=("embed_tokens", "lm_head")),
+    "LoRA": LoraConfig(4, 8, ("q_proj", "embed_tokens", "lm_head")),
+}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", ENDS)
+def test_peft_computes_what_we_do_with_embedding_and_head(tmp_path, device, kernels, kind):
+    adapter = adapter_of(tmp_path / "a", DENSE, ENDS[kind], seed=3)
+    theirs = their_logits(with_adapter(DENSE, adapter))
+    ours, base = our_logits(device, kernels, DENSE, adapter), our_logits(device, kernels, DENSE)
+    assert_agree(ours, theirs, base, DENSE_TOLERANCE)
+
+
 @pytest.mark.reference
 def test_peft_refuses_bitlinear_as_we_warn(tmp_path, capsys):
     from peft import PeftModel
@@ -163,6 +179,9 @@ MADE_BY_PEFT = {
         "rank_pattern": {"k_proj": 8},
         "alpha_pattern": {"k_proj": 2, "^model.layers.0.self_attn.q_proj": 32, "up_proj": 0.5},
     },
+    "rows of tokens": {"target_modules": ["v_proj"], "trainable_token_indices": IDS[1:4]},
+    "embedding and head": {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "LoRA on embedding and head": {"target_modules": ["v_proj", "embed_tokens", "lm_head"]},
     "rslora and patterns": {
         "target_modules": ["v_proj", "o_proj"],
         "use_rslora": True,
@@ -182,12 +201,12 @@ def test_adapters_that_peft_makes(tmp_path, device, kernels, kind, dtype):
     torch.manual_seed(0)
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"} | MADE_BY_PEFT[kind])
     model = peft.get_peft_model(reference_model(DENSE), config).eval()
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
             parameter.data = (torch.randn_like(parameter) * 0.1).to(getattr(torch, dtype)).float()
     theirs = their_logits(model)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
             parameter.data = parameter.data.to(getattr(torch, dtype))  # as it is saved
     model.save_pretrained(tmp_path)
     ours, base = our_logits(device, kernels, DENSE, tmp_path), our_logits(device, kernels, DENSE)
@@ -199,9 +218,6 @@ def test_adapters_that_peft_makes(tmp_path, device, kernels, kind, dtype):
     ("keys", "words"),
     [
         ({"use_dora": True}, "use_dora: DoRA adapters are not supported"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not supported"),
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens.* is not a LoRA tensor of a linear layer"),
-        ({"trainable_token_indices": [3, 4]}, "trainable_token_indices"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
         ({"lora_bias": True}, "lora_bias"),
     ],

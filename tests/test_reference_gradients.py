@@ -34,6 +34,7 @@ from lorawgpu.reference.rope import (
 )
 from lorawgpu.reference.softcap import softcap_backward, softcap_forward
 from lorawgpu.reference.ternary import bitlinear_backward
+from lorawgpu.reference.token_rows import columns_backward, columns_forward, rows_backward, rows_forward
 
 
 @dataclass
@@ -273,6 +274,38 @@ def gather_case():
     )
 
 
+def token_rows_case():
+    """A repeated id, one without a row, and a row of which no id is there."""
+    ids, row_of = np.array([2, 0, 2, 3]), np.array([-1, 2, 0, 1])
+
+    def backward(dy, x, rows):
+        own = (row_of[ids] >= 0)[:, None]
+        return {"x": np.where(own, 0, dy), "rows": rows_backward(dy, ids, row_of, 3, 1.5)}
+
+    def first_only(dy, x, rows):
+        return backward(dy * np.array([1, 1, 0, 1])[:, None], x, rows) | {"x": backward(dy, x, rows)["x"]}
+
+    def unscaled(dy, x, rows):
+        return backward(dy, x, rows) | {"rows": rows_backward(dy, ids, row_of, 3)}
+
+    return GradientCase(
+        lambda x, rows: rows_forward(x, ids, row_of, rows, 1.5),
+        backward,
+        {"x": normal(4, 3), "rows": normal(3, 3, seed=1)},
+        {"repeats": first_only, "the scale": unscaled},
+    )
+
+
+def token_columns_case():
+    ids = np.array([4, 1])
+    return GradientCase(
+        lambda z, own: columns_forward(z, ids, own),
+        lambda dy, z, own: dict(zip(("z", "own"), columns_backward(dy, ids), strict=True)),
+        {"z": normal(3, 6), "own": normal(3, 2, seed=1)},
+        {"the base's columns": lambda dy, z, own: {"z": dy, "own": dy[:, ids]}},
+    )
+
+
 def cross_entropy_case(weights=1.0):
     targets = np.array([2, 0, 2])
 
@@ -333,6 +366,8 @@ CASES = {
     "gelu_tanh": gate_case("gelu_tanh"),
     "gate, scaled": gate_case("silu", 0.22),
     "gather": gather_case(),
+    "token rows": token_rows_case(),
+    "token columns": token_columns_case(),
     "cross entropy": cross_entropy_case(),
     "cross entropy, weighted": cross_entropy_case(np.array([0.5, -2.0, 3.0])),
     "softcap": softcap_case(),

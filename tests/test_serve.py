@@ -10,6 +10,8 @@ import pytest
 from byte_model import CASE
 from serving import BASE, FIRST, SECOND, save_other, served
 
+from lorawgpu.doctor.tiny_models import random_adapter
+from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter, write_adapter
 from lorawgpu.serve.text import AnswerText
 from lorawgpu.serve.tool_calls import FORMATS
@@ -277,3 +279,15 @@ def test_tools_reach_the_template_and_calls_come_back(client, site, monkeypatch)
     assert parts[-1].finish_reason == "tool_calls" and "".join(p.delta.content or "" for p in parts) == "Look: "
     assert ask(client, tools=tools, tool_choice="none").choices[0].message.content.endswith("</tool_call>")
     assert seen[-1] is None
+
+
+def test_adapters_that_train_rows_of_the_embedding(site, client, llm, tmp_path):
+    """Their own rows are used; rows that the served model does not have are refused."""
+    for name, token, status in (("rows", 7, 200), ("more", llm.config.vocab_size, 400)):
+        lora = LoraConfig(4, 8, ("q_proj",), trainable_token_indices={"embed_tokens": (token,)})
+        model = replace(llm.config, vocab_size=llm.config.vocab_size + 1)
+        write_adapter(tmp_path / name, lora, random_adapter(lora, model), "base")
+        got, body = site.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(tmp_path / name)})
+        assert got == status and (got == 200 or "has rows for 1 tokens that the base model lacks" in str(body))
+    assert isinstance(text_of(ask(client, "rows")), str)
+    site.post("/v1/unload_lora_adapter", {"lora_name": "rows"})

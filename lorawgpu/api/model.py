@@ -32,6 +32,7 @@ from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.model.context import AdapterBuffers
 from lorawgpu.weights.device_model import Model, load_model
+from lorawgpu.weights.extended import extended_for
 from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.options import ModelOptions, check_options
@@ -71,7 +72,7 @@ def load(
         options = check_options(model_options)
     except ValueError as error:
         raise UserError(f"model_options: {error}") from None
-    checkpoint = open_checkpoint(base_for(adapter, model), options, kept_options(adapter))
+    checkpoint = extended_for(open_checkpoint(base_for(adapter, model), options, kept_options(adapter)), adapter)
     folder = None if adapter is None else Path(adapter)
     lora = None if adapter is None else read_adapter(adapter, checkpoint.config)
     opened = device if isinstance(device, Device) else open_device(None if device is None else str(device))
@@ -97,8 +98,7 @@ class LoadedModel:
         if adapter:
             lora, self.tensors = adapter
             self.layout = AdapterLayout(lora, self.config)
-            flat = device.upload(self.layout.flatten(self.tensors), label="adapter", kind="adapter")
-            self.buffers = AdapterBuffers(self.layout, flat)
+            self.buffers = AdapterBuffers.create(device, self.layout, self.tensors)
         self._template = template
         self._answerers: dict[bool, Answerer] = {}
         self._engine: Engine | None = None

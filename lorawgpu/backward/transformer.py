@@ -1,6 +1,8 @@
-"""The backward pass through the blocks, from the last block down to the first that has an adapter."""
+"""The backward pass through the blocks, from the last block down to the first that has an adapter, or the embedding."""
 
 from lorawgpu.backward.block import block_backward
+from lorawgpu.backward.embedding import embedding_backward
+from lorawgpu.lora.layout import BELOW
 from lorawgpu.model.block import block_recompute
 
 
@@ -19,6 +21,10 @@ def transformer_backward(c, dx, saved, checkpointing: bool) -> list[str]:
             if checkpointing and layer.index < last:  # the last layer's activations are still there from the forward
                 block_recompute(c, layer, s.x, s)
             block_backward(c, layer, dx, s)
+    if c.adapter.layout.trains_embedding:
+        sections.append(backward_section(BELOW))
+        with c.plan.section(sections[-1]), c.plan.scope("embedding"):
+            embedding_backward(c, dx)
     return sections
 
 

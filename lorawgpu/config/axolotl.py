@@ -36,9 +36,9 @@ WITHOUT_EFFECT = _by_name({
         model_type type_of_model tokenizer_type cls_model_config tokenizer_use_fast tokenizer_legacy
         tokenizer_save_jinja_files tokenizer_use_mistral_common trust_remote_code is_falcon_derived_model
         is_llama_derived_model is_mistral_derived_model is_qwen_derived_model""",
-    "embeddings are not trained": """
-        resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings fix_untrained_tokens
-        loraplus_lr_embedding""",
+    "a table grows by the new tokens alone, by rows around the mean of the others": """
+        resize_token_embeddings_to_32x mean_resizing_embeddings""",
+    "embeddings have the adapter's learning rate": "loraplus_lr_embedding",
     "the end of a turn is found in the rendered conversation": "eot_tokens",
     "samples are not padded, and packing never mixes them": """
         pad_to_sequence_len eval_sample_packing eval_batch_size sample_packing_group_size sample_packing_bin_size
@@ -80,8 +80,8 @@ MISSING = _by_name({
     "images and sound; remove it to train on text alone": """
         processor_type processor_config processor_kwargs image_size image_resize_algorithm freeze_mm_modules
         is_multimodal""",
-    "training weights of the model itself; remove it to train LoRA matrices of linear layers": """
-        lora_modules_to_save unfrozen_parameters lora_target_parameters peft_trainable_token_indices
+    "training these weights of the model; lora_modules_to_save trains embed_tokens and lm_head": """
+        unfrozen_parameters lora_target_parameters
         peft_ensure_weight_tying relora relora_steps relora_warmup_steps relora_anneal_steps relora_prune_ratio
         relora_prune_method lisa_n_layers lisa_step_interval lisa_layers_attribute reinit_weights optim_target_modules
         embedding_lr embedding_lr_scale""",
@@ -105,7 +105,8 @@ MISSING = _by_name({
         pose_split_on_token_ids pose_max_context_len pose_num_chunks s2_attention""",
     "a revision, configuration or tokenizer that is not base_model's; download them into one folder and give that": """
         revision_of_model model_revision base_model_config tokenizer_config""",
-    "new tokens, whose embeddings would have to be trained; remove it": "tokens added_tokens_overrides",
+    "a smaller embedding; remove it": "shrink_embeddings",
+    "changing rows that the model never trained; train them with peft_trainable_token_indices": "fix_untrained_tokens",
     "a stream of text; list it under datasets with `type: text`": """
         pretraining_dataset pretraining_sample_concatenation""",
     "this order or choice of samples, which are shuffled in each epoch; remove it": """

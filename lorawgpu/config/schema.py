@@ -26,6 +26,7 @@ from lorawgpu.config.types import (
     Interval,
     ModelOverrides,
     Names,
+    NewTokens,
     NotNegative,
     Number,
     Positive,
@@ -34,6 +35,9 @@ from lorawgpu.config.types import (
     SpecialTokens,
     Targets,
     TemplateArguments,
+    TokenIndices,
+    TokenOverrides,
+    WholeModules,
     as_list,
     off_of_yaml,
 )
@@ -68,9 +72,14 @@ class TrainConfig(Section):
     lora_dropout: Fraction = 0.0
     """Dropout probability of the adapter's input."""
     lora_target_modules: Targets = "all-linear"
-    """Module names, or one regex of whole module paths, or `all-linear` for q, k, v, o, gate, up and down."""
+    """Module names, or one regex of whole module paths, or `all-linear` for q, k, v, o, gate, up and down. Also
+    `embed_tokens` and `lm_head`."""
     use_rslora: Flag = False
     """Scale by alpha / sqrt(r) instead."""
+    lora_modules_to_save: WholeModules = []
+    """Train `embed_tokens`, `lm_head` or both as a whole, in float32: four times their size, which the plan prints."""
+    peft_trainable_token_indices: TokenIndices = {}
+    """Or only the rows of these token ids: of `embed_tokens` (and a head tied to it), or a list for each of the two."""
 
     # Data
     datasets: DataSets = Field(min_length=1)
@@ -92,6 +101,11 @@ class TrainConfig(Section):
     """Variables of the chat template, such as `{enable_thinking: false}`; generation with the adapter uses them too."""
     special_tokens: SpecialTokens = SpecialTokens()
     """Other tokens of the vocabulary as BOS and EOS; generation with the adapter uses them too."""
+    tokens: NewTokens = []
+    """New tokens, whose rows of the embedding have to be trained. A table without room for them grows: by rows around
+    the mean of the others, as in transformers. The tokenizer is saved with the adapter."""
+    added_tokens_overrides: TokenOverrides = {}
+    """Other spellings of added tokens by id, such as reserved ones of Llama 3."""
     train_on_inputs: Flag = False
     """Train on every token, including the prompts'."""
     roles_to_train: Annotated[list[Literal[ROLES]], BeforeValidator(as_list)] = Field(["assistant"], min_length=1)
@@ -286,9 +300,12 @@ class TrainConfig(Section):
 
 COSINE_RATIOS = ("cosine_min_lr_ratio", "cosine_constant_lr_ratio")
 METHODS = ("lora", "qlora")  # values of `adapter` that are no folder
-ADAPTER_KEYS = {"lora_r", "lora_alpha", "lora_target_modules", "use_rslora"}
+ADAPTER_KEYS = {
+    "lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save", "peft_trainable_token_indices",
+}  # fmt: skip
 RESUME_KEYS = ADAPTER_KEYS | {
-    "lora_dropout", "val_set_size", "chat_template", "train_on_inputs", "roles_to_train", "sequence_len",
+    "lora_dropout", "tokens", "added_tokens_overrides",
+    "val_set_size", "chat_template", "train_on_inputs", "roles_to_train", "sequence_len",
     "excess_length_strategy", "sample_packing", "micro_batch_size", "gradient_accumulation_steps", "seed",
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ from lorawgpu.data.formats import ALIASES, FORMATS, ROLES, check_type
 from lorawgpu.data.prompt_format import FIELDS, check_format
 from lorawgpu.data.renaming import Renaming
 from lorawgpu.data.slices import parse_split
-from lorawgpu.families.modules import ALL_MODULES
+from lorawgpu.families.modules import ALL_MODULES, ENDS
+from lorawgpu.lora.ends import check_modules_to_save, check_token_indices
 from lorawgpu.weights.options import CHOICES, check_options
 
 _PATTERN = re.compile(r"[\\^$|?*+()]")  # a name, or names written as one string, have none of these
@@ -28,6 +29,28 @@ def _number_from_text(value):
 def _flag_from_text(value):
     """In other tools' files, and after `--set` of quoted text, true and false may be strings."""
     return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _token_indices(value):
+    return {module: list(ids) for module, ids in check_token_indices(value).items()}
+
+
+def _overrides(value):
+    """Ids as strings, as a checkpoint has them."""
+    if not isinstance(value, dict) or not all(
+        str(key).isdecimal() and isinstance(t, str) and t for key, t in value.items()
+    ):
+        raise ValueError("wanted tokens by their ids, such as `{128002: '<|think|>'}`")
+    return {str(int(key)): text for key, text in value.items()}
+
+
+def _new_tokens(value):
+    tokens = as_list(value)
+    if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
+        raise ValueError("wanted a list of tokens, such as `['<|think|>']`")
+    if len(set(tokens)) < len(tokens):
+        raise ValueError(f"{next(t for t in tokens if tokens.count(t) > 1)!r} is listed twice")
+    return tokens
 
 
 def as_list(value):
@@ -66,8 +89,8 @@ def _targets(value):
             r"wanted a list of module names, or all-linear, or a pattern of whole module paths such as .*\.q_proj"
         )
     for name in value:
-        if name.split(".")[-1] not in ALL_MODULES:
-            raise ValueError(f"unknown module {name!r}; wanted some of {', '.join(ALL_MODULES)}")
+        if name.split(".")[-1] not in (*ALL_MODULES, *ENDS):
+            raise ValueError(f"unknown module {name!r}; wanted some of {', '.join((*ALL_MODULES, *ENDS))}")
     return value
 
 
@@ -114,6 +137,12 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Interval = Annotated[Positive, AfterValidator(_interval)]
 HeldOut = Annotated[NotNegative, AfterValidator(_val_set_size), BeforeValidator(_not_all)]
 Targets = Annotated[Literal["all-linear"] | str | list[str], BeforeValidator(_targets)]
+WholeModules = Annotated[list[str], BeforeValidator(lambda value: list(check_modules_to_save(value)))]
+NewTokens = Annotated[list[str], BeforeValidator(_new_tokens)]
+TokenOverrides = Annotated[dict[str, str], BeforeValidator(_overrides)]
+TokenIndices = Annotated[
+    dict[str, list[int]], BeforeValidator(_token_indices, json_schema_input_type=list[int] | dict[str, list[int]])
+]
 Format = Annotated[str, AfterValidator(check_type), Field(json_schema_extra={"enum": [*FORMATS, *ALIASES]})]
 TemplateArguments = Annotated[Arguments, AfterValidator(check_arguments)]
 ModelOverrides = Annotated[

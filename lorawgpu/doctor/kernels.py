@@ -10,6 +10,7 @@ from lorawgpu.doctor import matmul as products
 from lorawgpu.doctor.check import KernelCheck
 from lorawgpu.doctor.matrix_cores import matrix_product
 from lorawgpu.doctor.rotary import VARIANTS, rotary
+from lorawgpu.doctor.token_rows import token_columns, token_rows
 
 EXACT = 0.0
 ROUNDED = 2e-6  # a few float32 roundings, and sums of a few hundred terms
@@ -32,6 +33,8 @@ TABLE = (
     ("per_layer", rows.per_layer, ROUNDED, [("bf16", 3, 10), ("f16", 3, 123), ("f32", 2, 256)]),
     ("gather", rows.gather, EXACT, [(9, 123, 2), (5, 2560, 3)]),
     ("embedding", products.embedding, EXACT, [("bf16", 123, 3, 4), ("f16", 123, 3, 4), ("f32", 2560, 3, 4)]),
+    ("token_rows", token_rows, ROUNDED, [(9, 123, 1.5), (70, 16)]),
+    ("token_rows", token_columns, EXACT, [(3, 123)]),
     ("dropout", rows.adapter_dropout, ROUNDED, [(3, 123), (5, 2560)]),
     ("cross_entropy", rows.cross_entropy, SUMMED, [
         ("plain", 3, 123, 2), ("plain", 3, 49152, 3), ("weighted", 3, 123, 2),

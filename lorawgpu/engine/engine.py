@@ -17,11 +17,12 @@ from lorawgpu.engine.shards import PIECE_BYTES, Shards
 from lorawgpu.gpu import KernelCache, Plan, Workspace
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.gpu.workspace import WASTE
-from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora import flat
+from lorawgpu.lora.layout import BELOW, AdapterLayout
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.head import CHUNK_ALIGN, Head, capped_head_forward, section_name
 from lorawgpu.model.rope_tables import RopeTables
-from lorawgpu.model.transformer import forward_section, infer_forward, transformer_forward
+from lorawgpu.model.transformer import EMBED, forward_section, infer_forward, transformer_forward
 from lorawgpu.ops.cross_entropy import loss_value
 from lorawgpu.ops.hash import random_key
 from lorawgpu.ops.step import pack_step, step_buffer
@@ -30,6 +31,7 @@ from lorawgpu.optim.adamw import AdamW
 from lorawgpu.weights.device_model import Model
 
 IGNORED = -1  # target id of an unused target row
+CLEAR_DX = "clear dx"  # the section between the layers' forward and the head
 GRAD_NORM = "gradient norm"  # its name among the values that may not be finite
 
 
@@ -93,7 +95,7 @@ class Engine:
         trained = layout and optimizer and self.exchange.size > 1
         self.shards = Shards(device, layout, self.exchange, options.piece_bytes) if trained else None
         layers = self.shards.layers if self.shards else []
-        self._arrivals = {forward_section(layer): layer for layer in layers}
+        self._arrivals = {arrival_section(layer, len(model.layers)): layer for layer in layers}
         self._departures = {backward_section(layer): layer for layer in layers}
         self.adapter = self._adapter(layout, tensors) if layout else None
         self._plans = {}
@@ -102,15 +104,12 @@ class Engine:
         self._step = self._record_step()  # last, so that a bad tensor is reported rather than the bad norm it causes
 
     def _adapter(self, layout, tensors) -> AdapterBuffers:
-        def flat(name, kind, size=layout.size):
-            return self.device.tensor((size,), label=f"adapter {name}", kind=kind)
+        def buffers(name, ranges=layout.buffers):
+            return flat.take(self.device, ranges, f"adapter {name}", "optimizer")
 
-        own = self.shards.size if self.shards else layout.size
-        moments = [flat(n, "optimizer", own) for n in "mv"] if self.optimizer else []
-        training = [flat("grads", "optimizer"), *moments] if self.optimizer else []
-        buffers = AdapterBuffers(layout, flat("params", "adapter"), *training)
-        self.device.write(buffers.params, layout.flatten(tensors))
-        return buffers
+        own = self.shards.buffers if self.shards else layout.buffers
+        training = {"grads": buffers("grads"), **{n: buffers(n, own) for n in "mv"}} if self.optimizer else {}
+        return AdapterBuffers.create(self.device, layout, tensors, **training)
 
     # Recording
 
@@ -155,9 +154,9 @@ class Engine:
         return Recorded(plan, rows, *record(c, None if kind == "base" else self.totals))
 
     def _record_train(self, c, totals) -> tuple[Head, Sections]:
-        with c.plan.section("forward"):
+        with c.plan.section(EMBED):
             x, saved = transformer_forward(c, self.options.checkpointing)
-        with c.plan.section("clear dx"):  # after the layers, which may have used its buffer
+        with c.plan.section(CLEAR_DX):  # after the layers, which may have used its buffer
             dx = c.keep(c.hidden, "dx")
             c.plan.clear(dx)
         head = Head.take(c, self.device.max_binding)
@@ -167,7 +166,7 @@ class Engine:
         head.give(c)
         c.room = head.logits.size if head.logits.size > 2 * WASTE * gated else 0  # too large for other uses
         backward = transformer_backward(c, dx, saved, self.options.checkpointing)
-        forward = ["forward", *(forward_section(layer.index) for layer in c.model.layers), "clear dx"]
+        forward = [EMBED, *(forward_section(layer.index) for layer in c.model.layers), CLEAR_DX]
         return head, lambda targets: [*forward, *sections(targets), *backward]
 
     def _record_forward(self, c, totals) -> tuple[Head, Sections]:
@@ -192,7 +191,8 @@ class Engine:
             for total in others:
                 plan.clear(total)
             if self.optimizer:
-                plan.clear(self.adapter.grads)
+                for _, grads in flat.parts(self.adapter.grads):
+                    plan.clear(grads)
         with plan.section("update"):
             if self.optimizer:
                 self._record_update(plan)
@@ -239,6 +239,10 @@ class Engine:
         values |= {"kv_start": batch.kv_start, "segment_end": batch.segment_end}
         for name, array in values.items():
             self.device.write(getattr(self.batch, name).view(0, (batch.capacity,)), array)
+        if self.optimizer and self.adapter.layout.trains_embedding:
+            order = np.full(batch.capacity, -1, np.int32)
+            order[: batch.tokens] = np.argsort(batch.ids[: batch.tokens], kind="stable")
+            self.device.write(self.batch.order.view(0, (batch.capacity,)), order)
         self.batch.write_per_layer(self.device, self.model, batch.ids)
         rows = np.zeros(self.batch.target_rows.size, np.int32)
         ids = np.full(self.batch.target_ids.size, IGNORED, np.int32)
@@ -385,15 +389,22 @@ class Engine:
         Several processes must ask together for anything but "params", because each holds only its shard.
         """
         self.settle()
-        flat = self.device.read(getattr(self.adapter, which))
+        values = flat.read(self.device, getattr(self.adapter, which))
         if self.shards and which != "params":
-            flat = self.shards.gather(self.shards.cut(flat) if which == "grads" else flat)
-        return self.adapter.layout.unflatten(flat)
+            values = self.shards.gather(self.shards.cut(values) if which == "grads" else values)
+        return self.adapter.layout.unflatten(values)
 
     def load(self, which: str, tensors: dict):
         """Overwrite adapter tensors, "params", "m" or "v"; the keys are as in `tensors`."""
         self.settle()
-        flat = self.adapter.layout.flatten(tensors)
+        values = self.adapter.layout.flatten(tensors)
         if self.shards and which != "params":
-            flat = self.shards.cut(flat)
-        self.device.write(getattr(self.adapter, which), flat)
+            values = self.shards.cut(values)
+        flat.write(self.device, getattr(self.adapter, which), values)
+
+
+def arrival_section(layer: int, layers: int) -> str:
+    """The section of a training plan that first reads an adapter's parameters of `layer`, of `layers`."""
+    if layer == BELOW:
+        return EMBED
+    return CLEAR_DX if layer == layers else forward_section(layer)

@@ -9,6 +9,7 @@ sent to all. A rank holds the moments of its shard only.
 
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from lorawgpu.engine.exchange import Exchange
 from lorawgpu.gpu import Device, Tensor
 from lorawgpu.gpu.staging import StagingRing
 from lorawgpu.gpu.tensor import ALIGN
-from lorawgpu.lora.layout import AdapterLayout
+from lorawgpu.lora.flat import BUFFER, Flat
+from lorawgpu.lora.layout import BELOW, AdapterLayout
 from lorawgpu.ops.cross_entropy import fixed_point, fixed_point_words
 
 ELEMENTS = ALIGN // 4  # parts begin at multiples of this
@@ -41,10 +43,7 @@ class Piece:
 
 def pieces_of(layout: AdapterLayout, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """The pieces of the flat buffers in the order in which the backward completes them, from the last layer down."""
-    starts = {}
-    for (layer, _), group in layout.groups.items():  # in the order of the flat buffers
-        starts.setdefault(layer, group.paths[0].a.start)
-    pieces, stop = [], layout.size
+    starts, pieces, stop = layout.starts, [], layout.size
     for layer, start in reversed(starts.items()):
         if 4 * (stop - start) >= piece_bytes or layer == min(starts):
             count = max(1, 4 * (stop - start) // (2 * piece_bytes))  # one large layer is several pieces
@@ -52,7 +51,14 @@ def pieces_of(layout: AdapterLayout, piece_bytes: int = PIECE_BYTES) -> list[Pie
             ends = range(stop, start, -width)
             pieces += [Piece(max(start, end - width), end, layer) for end in ends]
             stop = start
-    return pieces
+    borders = [start for start, _ in layout.buffers]
+    return [part for piece in pieces for part in _within_buffers(piece, borders)]
+
+
+def _within_buffers(piece: Piece, borders: list[int]) -> list[Piece]:
+    """A piece cut where a buffer begins, the last part first."""
+    ends = [piece.start, *(at for at in borders if piece.start < at < piece.stop), piece.stop]
+    return [Piece(a, b, piece.layer) for a, b in reversed(list(pairwise(ends)))]
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,11 @@ class Shards:
         self.own = [parts[exchange.rank] for parts in self.parts]
         self.offsets = np.cumsum([0, *(b - a for a, b in self.own)]).tolist()  # of own parts in the shard
         self.size = self.offsets[-1]
+        self.buffers = [(0, self.size)]
+        if len(layout.buffers) > 1:  # a buffer holds whole parts
+            at = [0]
+            at += [a for a, b in pairwise(self.offsets) if 4 * (b - at[-1]) > BUFFER and a > at[-1]]
+            self.buffers = list(pairwise([*at, self.size]))
         longest = max(p.stop - p.start for p in self.pieces)
         self._ring = StagingRing(device, max(4 * longest, 256), min(DEPTH, len(self.pieces)), "exchange")
         self._coming: list[int] = []  # pieces whose parameters have not arrived, in the order of the forward
@@ -91,11 +102,11 @@ class Shards:
         """Bytes that a rank sends in a step, and receives: gradients and parameters."""
         return 8 * self.pieces[0].stop * (self.exchange.size - 1) // self.exchange.size
 
-    def views(self, shard: Tensor) -> list[Tensor]:
+    def views(self, shard: Flat) -> list[Tensor]:
         """The own parts of a tensor of the shard's size."""
         return [shard.view(at, (b - a,)) for at, (a, b) in zip(self.offsets, self.own, strict=False) if b > a]
 
-    def own_views(self, flat: Tensor) -> list[Tensor]:
+    def own_views(self, flat: Flat) -> list[Tensor]:
         """The own parts of a flat buffer."""
         return [flat.view(a, (b - a,), flat.label) for a, b in self.own if b > a]
 
@@ -108,7 +119,7 @@ class Shards:
         self.exchange.alive()
         self._queue.push(state)
 
-    def leave(self, grads: Tensor, layer: int) -> None:
+    def leave(self, grads: Flat, layer: int) -> None:
         """Queue the pieces that are complete after the backward of `layer` was submitted. Does not wait, if it can."""
         while len(self._leaving) < len(self.pieces) and self.pieces[len(self._leaving)].layer >= layer:
             if self._ring.full:
@@ -119,7 +130,7 @@ class Shards:
             while self._ring.ready():
                 self._send(grads)
 
-    def _send(self, grads: Tensor) -> None:
+    def _send(self, grads: Flat) -> None:
         """Hand the oldest piece that left to the exchange, and write back what it has summed by now."""
         number = len(self._sums)
         (words,) = self._ring.pop()
@@ -128,12 +139,12 @@ class Shards:
         while self._written < len(self._sums) and self._sums[self._written].done():
             self._write_sum(grads)
 
-    def _write_sum(self, grads: Tensor) -> None:
+    def _write_sum(self, grads: Flat) -> None:
         """Write the oldest sum back; waits for it."""
         total, squares = self._sums[self._written].result()
         a, b = self.own[self._written]
         if b > a:
-            self.device.write_at(grads, a, total)
+            self.device.write(grads.view(a, (b - a,)), total)
         self._written += 1
         self._squares += squares
 
@@ -145,9 +156,9 @@ class Shards:
         total = reduce(partial(np.add, out=received[0]), received)
         return total, float(np.square(total, dtype=np.float64).sum())
 
-    def sum_step(self, grads: Tensor, state: Tensor, totals: tuple[Tensor, ...]) -> StepTotals:
+    def sum_step(self, grads: Flat, state: Tensor, totals: tuple[Tensor, ...]) -> StepTotals:
         """Replace the own parts of `grads`, the bad flag and the totals by the sums over all ranks."""
-        self.leave(grads, 0)
+        self.leave(grads, BELOW)
         while len(self._queue):
             self._queue.pop()
             self.exchange.alive()
@@ -168,13 +179,13 @@ class Shards:
 
     # Parameters and moments
 
-    def spread(self, params: Tensor) -> None:
+    def spread(self, params: Flat) -> None:
         """Begin to send the own parts of `params` to all ranks, from the first layer up; `arrive` ends it."""
         self._coming = list(reversed(range(len(self.pieces))))
         self._unread, self._reading, self._swaps = list(self._coming), [], []
         self._read_more(params)
 
-    def _read_more(self, params: Tensor) -> None:
+    def _read_more(self, params: Flat) -> None:
         """Queue copies of own parts to the host while there is room."""
         while self._unread and not self._ring.full:
             a, b = self.own[self._unread[0]]
@@ -182,7 +193,7 @@ class Shards:
                 self._ring.push(params.view(a, (b - a,)))
             self._reading.append(self._unread.pop(0))
 
-    def _hand_on(self, params: Tensor) -> None:
+    def _hand_on(self, params: Flat) -> None:
         """Hand the oldest own part that was read to the exchange."""
         number = self._reading.pop(0)
         a, b = self.own[number]
@@ -194,7 +205,7 @@ class Shards:
         """Whether parameters of `layer`, or of a layer below it, have not arrived."""
         return bool(self._coming) and self.pieces[self._coming[0]].layer <= layer
 
-    def arrive(self, params: Tensor, layer: int | None = None) -> None:
+    def arrive(self, params: Flat, layer: int | None = None) -> None:
         """Write the parts of other ranks to `params`, up to those of `layer`, or all. Waits for them."""
         while self._coming and (layer is None or self.coming(layer)):
             while self._reading and (not self._swaps or self._ring.ready()):
@@ -202,7 +213,7 @@ class Shards:
             number = self._coming.pop(0)
             for rank, ((a, b), part) in enumerate(zip(self.parts[number], self._swaps.pop(0).result(), strict=True)):
                 if rank != self.exchange.rank and b > a:
-                    self.device.write_at(params, a, part)
+                    self.device.write(params.view(a, (b - a,)), part)
 
     def _all_parts(self, number: int, part: np.ndarray) -> list[np.ndarray]:
         received = [np.empty(b - a, np.float32) for a, b in self.parts[number]]

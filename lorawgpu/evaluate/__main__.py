@@ -30,6 +30,7 @@ from lorawgpu.lora.peft_dir import read_adapter
 from lorawgpu.train.held_out import evaluation_config, read_held_out
 from lorawgpu.util.progress import busy, progress
 from lorawgpu.weights.device_model import load_model
+from lorawgpu.weights.extended import extended_for
 from lorawgpu.weights.gguf_checkpoint import lost_window
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.options import parse_options
@@ -63,6 +64,7 @@ def run(argv: list[str]) -> None:
     start_worker()
     args.model = base_for(args.adapter, args.model)
     checkpoint = open_checkpoint(args.model, parse_options(args.model_option), kept_options(args.adapter))
+    checkpoint = extended_for(checkpoint, args.adapter)
     lora, tensors = read_adapter(args.adapter, checkpoint.config) if args.adapter is not None else (None, None)
     if lora:
         note_other_base(args.adapter, checkpoint.name)

@@ -10,6 +10,7 @@ from lorawgpu.data.workers import start_worker
 from lorawgpu.errors import UserError
 from lorawgpu.export import gguf, gguf_merged, llama_quantize, merged, mlx, ollama, peft
 from lorawgpu.export.effect import check_effect
+from lorawgpu.export.ends import refuse_ends
 from lorawgpu.export.gguf_tensors import TYPES
 from lorawgpu.export.source import ExportSource, open_source
 from lorawgpu.export.staging import file_names, staged
@@ -77,6 +78,8 @@ def run(argv: list[str]) -> None:
         args.merged = ollama.is_merged(source, args.merged or args.quantize is not None)
     if args.to in GGUF_FILES:
         form = gguf_merged if args.merged else gguf
+    if form in (gguf, mlx):
+        refuse_ends(source, "Ollama" if args.to == "ollama" else form.RUNTIME)
     if args.merged:
         gguf_merged.check(source)
     if args.quantize in llama_quantize.TYPES:

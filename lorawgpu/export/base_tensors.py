@@ -10,7 +10,7 @@ from lorawgpu.export.weights_file import Raw, stored_tensor
 from lorawgpu.families.hf import TEXT_PREFIX
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
-from lorawgpu.weights.tensors import Dense, is_linear
+from lorawgpu.weights.tensors import Dense, is_linear, narrow
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ def base_tensors(source: ExportSource) -> Iterator[BaseTensor]:
     if source.config.ternary:
         for name in source.checkpoint.keys():
             yield BaseTensor(name, _module(name), _dequantized(source, name))
-    elif isinstance(source.checkpoint, GgufCheckpoint):
+    elif isinstance(source.base, GgufCheckpoint):
         for name in source.checkpoint.keys():
             stored = name.replace(source.config.prefix, TEXT_PREFIX, 1)
             yield BaseTensor(stored, _module(name), _from_gguf(source, name))
     elif source.checkpoint.quantized:
         for name in source.checkpoint.keys():
             yield BaseTensor(name, _module(name), source.checkpoint.dense(name))
-        for name in source.checkpoint.outside():
-            file, stored = source.checkpoint.stored()[name]
+        for name in source.base.outside():
+            file, stored = source.base.stored()[name]
             yield BaseTensor(stored, "", stored_tensor(file, stored))
     else:
-        for name, (file, stored) in source.checkpoint.stored().items():
+        for name, (file, stored) in source.base.stored().items():
             yield BaseTensor(stored, _module(name), stored_tensor(file, stored))
 
 
@@ -64,12 +64,3 @@ def _from_gguf(source: ExportSource, name: str) -> Dense:
     if not offset or not name.endswith("norm.weight"):
         return tensor
     return Dense(tensor.float32() - np.float32(offset), "f32")
-
-
-def narrow(values: np.ndarray, dtype: str) -> Dense:
-    """float32 rounded to nearest, ties to even."""
-    if dtype != "bf16":
-        with np.errstate(over="ignore"):
-            return Dense(values.astype({"f16": np.float16, "f32": np.float32}[dtype]), dtype)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return Dense(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.export.ends import trained_ends
 from lorawgpu.families.modules import ALL_MODULES
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import tensor_names
@@ -30,13 +31,15 @@ class WeightChange:
 
 
 def effect_of(lora: LoraConfig, tensors: dict[str, np.ndarray]) -> dict[str, WeightChange]:
-    """The change of each adapted linear layer, by module path. Raises UserError for any other module."""
-    effect = {}
-    for module in dict.fromkeys(name.removeprefix("base_model.model.").split(".lora_")[0] for name in tensors):
+    """The change of each adapted linear layer of a decoder layer, by module path. Raises UserError for any other module
+    but embedding and head (export/ends.py)."""
+    effect, ends = {}, trained_ends(tensors)
+    inner = (name for name in tensors if name not in ends)
+    for module in dict.fromkeys(name.removeprefix("base_model.model.").split(".lora_")[0] for name in inner):
         if not LINEAR.fullmatch(module):
             raise UserError(
                 f"the adapter changes {module}, which is not a linear layer of a decoder layer: such adapters are not "
-                "exported (other runtimes refuse them too if lm_head is tied to the embedding)"
+                "exported"
             )
         a, b = tensor_names(module)
         effect[module] = WeightChange(tensors[a], tensors[b], lora.scale(module))

@@ -32,7 +32,7 @@ def arch_of(source: ExportSource, arch: str | None) -> str:
     known = FAMILIES[source.config.family].gguf.archs
     if arch is not None and arch not in known:
         raise UserError(f"--arch {arch}: wanted {' or '.join(known)} for a {source.config.family} base model")
-    own = source.checkpoint.arch if isinstance(source.checkpoint, GgufCheckpoint) else None
+    own = source.base.arch if isinstance(source.base, GgufCheckpoint) else None
     return arch or (own if own in known else known[0])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
+from lorawgpu.export.ends import merged_config
 from lorawgpu.export.gguf import NO_WINDOW, arch_of, family_remarks
 from lorawgpu.export.gguf_tensors import INSTEAD, TYPES, WRITABLE, Item, is_changed, items_of, pieces_of, values_of
 from lorawgpu.export.merged import same_model
@@ -24,6 +25,7 @@ from lorawgpu.families.registry import FAMILIES
 from lorawgpu.families.spec import Paths
 from lorawgpu.files.dtypes import DENSE_TYPES, widen
 from lorawgpu.files.gguf_writer import write_gguf
+from lorawgpu.tokenizer.metadata import USER_DEFINED
 from lorawgpu.tokenizer.to_gguf import tokenizer_metadata
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 
@@ -49,8 +51,8 @@ def write(folder: Path, source: ExportSource, quantize: str | None, arch: str | 
     """Write `model.gguf`. UserError if this model or its tokenizer cannot be described in a GGUF file, CheckFailed if a
     value overflows its type."""
     items = items_of(source, quantize)
-    if isinstance(source.checkpoint, GgufCheckpoint):
-        metadata, kinds = dict(source.checkpoint.file.metadata), source.checkpoint.file.kinds
+    if isinstance(source.base, GgufCheckpoint):
+        metadata, kinds = dict(source.base.file.metadata) | _more_tokens(source), source.base.file.kinds
     else:
         metadata, kinds = _metadata(source, arch), {}
     metadata |= _turn_end(source, metadata) | {"general.file_type": _file_type(items)}
@@ -69,6 +71,30 @@ def _metadata(source: ExportSource, arch: str | None) -> dict[str, Any]:
         "general.quantization_version": 2,
     }
     return general | own | source.checkpoint.tokenizer().call(tokenizer_metadata, config.vocab_size, arch)
+
+
+def _more_tokens(source: ExportSource) -> dict[str, Any]:
+    """The keys of a GGUF's tokenizer that change with tokens that the adapter brings. They are matched as a whole."""
+    tokenizer, metadata = source.checkpoint.own_tokenizer, source.base.file.metadata
+    if tokenizer is None:
+        return {}
+    before, count = source.base.tokenizer(), max(source.config.vocab_size, tokenizer.vocab_size)
+    lists = {"tokens": list(metadata["tokenizer.ggml.tokens"])}
+    fill = {"tokens": "", "token_type": USER_DEFINED, "scores": 0.0}
+    for name in ("token_type", "scores"):
+        if (key := f"tokenizer.ggml.{name}") in metadata:
+            lists[name] = list(metadata[key])
+    for i in range(count):
+        for name, values in lists.items():
+            if i >= len(values):
+                values.append(fill[name])
+        if (token := tokenizer.token(i)) != before.token(i) and token is not None:
+            lists["tokens"][i] = token
+            if "token_type" in lists and i not in tokenizer.special_ids:
+                lists["token_type"][i] = USER_DEFINED
+    size = f"{metadata['general.architecture']}.vocab_size"
+    changed = {f"tokenizer.ggml.{name}": values for name, values in lists.items()}
+    return changed | ({size: source.config.vocab_size} if size in metadata else {})
 
 
 def _turn_end(source: ExportSource, metadata: dict[str, Any]) -> dict[str, int]:
@@ -92,7 +118,7 @@ def check_file(folder: Path, source: ExportSource, quantize: str | None) -> tupl
     """Open the file again and compare the model and every changed or converted tensor; returns a note, and the
     checkpoint. CheckFailed if something differs by more than rounding. (The tokenizer was chosen by its ids.)"""
     checkpoint = GgufCheckpoint(folder / FILE, str(folder / FILE))
-    if not same_model(_as_gguf(checkpoint.config), _as_gguf(source.config)):
+    if not same_model(_as_gguf(checkpoint.config), _as_gguf(merged_config(source))):
         raise CheckFailed(
             f"{FILE}, read back: GGUF has no way to describe {source.checkpoint.name}: it reads as another model. "
             "Convert the merged folder (--to merged) with llama.cpp's convert_hf_to_gguf.py, or serve the adapter"
@@ -130,7 +156,7 @@ def _as_gguf(config: ModelConfig) -> ModelConfig:
 def size_note(folder: Path, source: ExportSource, quantize: str | None) -> str:
     """The size of the file, and why matrices changed their type if nobody asked for it."""
     size = f"{(folder / FILE).stat().st_size / 2**30:.2f} GiB"
-    own = source.checkpoint
+    own = source.base
     if quantize is None and isinstance(own, GgufCheckpoint):
         changed = {i.type for n, i in own.file.tensors.items() if i.type not in WRITABLE and is_changed(n, source)}
         if changed:

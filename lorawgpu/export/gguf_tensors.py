@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from lorawgpu.errors import CheckFailed
+from lorawgpu.export.ends import end_values, is_changed_end, merged_config, unties
 from lorawgpu.export.gguf import permute
 from lorawgpu.export.separate import DOWN, FUSED, FUSED_DOWN, PARTS
 from lorawgpu.export.source import ExportSource
@@ -14,6 +15,7 @@ from lorawgpu.families.gguf_metadata import rope_tensors
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.gguf import PLAIN
 from lorawgpu.files.gguf_writer import TensorPlan
+from lorawgpu.lora.ends import end_of
 from lorawgpu.util.threads import InOrder
 from lorawgpu.weights.gguf_checkpoint import TOP_NAMES, GgufCheckpoint, hf_name, permuted_heads
 from lorawgpu.weights.tensors import HEAD, SCALAR, Dense, expected_tensors, unused_tensors
@@ -39,21 +41,25 @@ class Item:
 
 def items_of(source: ExportSource, quantize: str | None) -> list[Item]:
     """All tensors of the file, in order. `quantize`: the type of all matrices, None for the base's own."""
-    of = _items_of_gguf if isinstance(source.checkpoint, GgufCheckpoint) else _items_of_folder
+    of = _items_of_gguf if isinstance(source.base, GgufCheckpoint) else _items_of_folder
     return of(source, quantize)
 
 
 def _items_of_gguf(source: ExportSource, quantize: str | None) -> list[Item]:
-    checkpoint, items = source.checkpoint, []
-    family, known = FAMILIES[source.config.family], set(source.checkpoint.keys())
+    checkpoint, items = source.base, []
+    family, known = FAMILIES[source.config.family], set(source.base.keys())
     for stored, info in checkpoint.file.tensors.items():
         name = hf_name(stored, family, source.config)
         changed = is_changed(stored, source)
-        kind = info.type
-        if len(info.shape) > 1 and name in known:
-            kind = _type(quantize, info.type if not changed or info.type in WRITABLE else INSTEAD, info.shape)
+        kind, shape = info.type, info.shape
+        if is_changed_end(name.removesuffix(".weight"), source):
+            shape = (source.config.vocab_size, *shape[1:])
+        if len(shape) > 1 and name in known:
+            kind = _type(quantize, info.type if not changed or info.type in WRITABLE else INSTEAD, shape)
         same = not changed and kind == info.type
-        items.append(Item(TensorPlan(stored, kind, info.shape), "" if same else name))
+        items.append(Item(TensorPlan(stored, kind, shape), "" if same else name))
+        if name == checkpoint.embedding_name and unties(source):
+            items.append(Item(TensorPlan("output.weight", kind, shape), HEAD))
     return items
 
 
@@ -65,13 +71,15 @@ def _type(quantize: str | None, own: str, shape: tuple[int, ...]) -> str:
 
 def _items_of_folder(source: ExportSource, quantize: str | None) -> list[Item]:
     """llama.cpp also wants the keys and values that no layer reads, where layers share another layer's."""
-    checkpoint, items, stored_here = source.checkpoint, [], source.checkpoint.stored()
+    checkpoint, items, stored_here = source.checkpoint, [], source.base.stored()
     unused = [name for name in sorted(unused_tensors(source.config)) if name in stored_here]
-    shapes = expected_tensors(source.config) | {name: checkpoint.dense(name).data.shape for name in unused}
+    shapes = expected_tensors(merged_config(source)) | {name: checkpoint.dense(name).data.shape for name in unused}
     for name, shape in shapes.items():
         for stored, half in _stored_names(name, source):
             size = shape if half is None else (shape[0] // 2, *shape[1:])
-            own = {"f32": "F32", "bf16": "F16", "f16": "F16"}.get(checkpoint.store(name), INSTEAD)
+            own = {"f32": "F32", "bf16": "F16", "f16": "F16"}.get(
+                checkpoint.store(source.checkpoint.head_name if name == HEAD else name), INSTEAD
+            )
             kind = "F32" if len(size) == 1 else _type(quantize, own, size)
             items.append(Item(TensorPlan(stored, kind, size), name, half))
     for stored, values in rope_tensors(source.config, FAMILIES[source.config.family]).items():
@@ -101,7 +109,7 @@ def pieces_of(source: ExportSource, item: Item) -> Iterator[np.ndarray]:
     if item.values is not None:
         yield item.values
     elif not item.name:
-        raw = source.checkpoint.file.raw(item.plan.name)
+        raw = source.base.file.raw(item.plan.name)
         step = max(1, ROWS // max(1, raw.shape[1]))
         yield from (raw[i : i + step] for i in range(0, len(raw), step))
     else:
@@ -112,9 +120,11 @@ def values_of(source: ExportSource, item: Item) -> Dense:
     """A tensor with the adapter merged, in GGUF's order of rows; float32 if anything is changed."""
     checkpoint, family = source.checkpoint, FAMILIES[source.config.family]
     module, kind = item.name.rsplit(".", 1)
+    if is_changed_end(module, source):
+        return Dense(end_values(source, end_of(module)), "f32")
     stored = checkpoint.dense(item.name)
     change = source.effect.get(module) if kind == "weight" else None
-    offset = 0.0 if isinstance(checkpoint, GgufCheckpoint) or not module.endswith("norm") else family.norm_offset
+    offset = 0.0 if isinstance(source.base, GgufCheckpoint) or not module.endswith("norm") else family.norm_offset
     if change is not None or offset:
         stored = Dense(stored.float32() + (np.float32(offset) if change is None else change.delta()), "f32")
     if item.half is not None:
@@ -157,4 +167,5 @@ def encode(tensor: Dense, plan: TensorPlan) -> Iterator[np.ndarray]:
 def is_changed(stored: str, source: ExportSource) -> bool:
     """Whether the adapter changes a tensor of a GGUF base."""
     name = hf_name(stored, FAMILIES[source.config.family], source.config)
-    return name.removesuffix(".weight") in source.effect
+    module = name.removesuffix(".weight")
+    return module in source.effect or is_changed_end(module, source)

@@ -3,33 +3,34 @@
 import json
 from pathlib import Path
 
-from lorawgpu.errors import CheckFailed
+from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.hf import to_hf
 from lorawgpu.families.registry import FAMILIES
 from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, TOOL_USE_FILE
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
-from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
+from lorawgpu.tokenizer.save import save_tokenizer
+from lorawgpu.weights.tensors import Checkpoint
 
 TORCH_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-PROBE = "Hello, world! 1234 naïve café\n\n  def f(x): return x**2  # 日本語 <|im_end|>"
 
 
-def config_json(checkpoint: GgufCheckpoint) -> dict:
-    """The config.json of a base that came as GGUF. Raises UserError if there is none that describes the model."""
-    config = checkpoint.config
+def config_json(checkpoint: Checkpoint, config: ModelConfig | None = None) -> dict:
+    """The config.json of a base that came as GGUF, or for a changed `config` of it. Raises UserError if there is none
+    that describes the model."""
+    config = config or checkpoint.config
     down = f"{config.group_modules(0, 'down')[0]}.weight"
     dtype = "bf16" if config.ternary else checkpoint.dense(down).dtype
     return to_hf(config, FAMILIES[config.family], TORCH_DTYPES[dtype])
 
 
-def write_hf_files(folder: Path, checkpoint: GgufCheckpoint) -> None:
+def write_hf_files(folder: Path, checkpoint: Checkpoint, config: ModelConfig | None = None) -> None:
     """config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
     Raises UserError for a RoPE scaling that config.json cannot express, and CheckFailed if the tokenizer differs when
     read back.
     """
-    config = checkpoint.config
-    _write(folder / "config.json", config_json(checkpoint))
+    config = config or checkpoint.config
+    _write(folder / "config.json", config_json(checkpoint, config))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
     ids |= {"pad_token_id": config.pad_token_id}
     _write(folder / "generation_config.json", {key: value for key, value in ids.items() if value is not None})
@@ -49,21 +50,8 @@ def write_templates(folder: Path, template: str, tool_use: str | None) -> None:
 
 
 def write_tokenizer(folder: Path, tokenizer: GuardedTokenizer, longest: int) -> None:
-    """Write the files of a fast tokenizer, read them back and compare on a probe text."""
-    (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": longest,
-        **tokenizer.special_tokens,
-    }
+    """The files of a fast tokenizer and its chat templates, where transformers has them. CheckFailed as
+    `save_tokenizer`."""
     if tokenizer.chat_template is not None:
-        config["chat_template"] = tokenizer.chat_template
         write_templates(folder, tokenizer.chat_template, tokenizer.tool_use_template)
-    _write(folder / "tokenizer_config.json", config)
-    again = GuardedTokenizer.from_hf_folder(folder)
-    for special in (False, True):
-        if again.encode(PROBE, add_special=special) != tokenizer.encode(PROBE, add_special=special):
-            raise CheckFailed(f"{folder}, read back: the tokenizer encodes text differently than the GGUF's")
-    if (again.special_tokens, again.chat_template) != (tokenizer.special_tokens, tokenizer.chat_template):
-        raise CheckFailed(f"{folder}, read back: the tokenizer has different special tokens or another chat template")
+    save_tokenizer(folder, tokenizer, longest)

@@ -14,18 +14,23 @@ from pathlib import Path
 import numpy as np
 
 from lorawgpu.errors import CheckFailed, UserError
-from lorawgpu.export.base_tensors import base_tensors, narrow
+from lorawgpu.export.base_tensors import BaseTensor, base_tensors
+from lorawgpu.export.ends import end_values, is_changed_end, merged_config, unties
 from lorawgpu.export.hf_files import config_json, write_hf_files
 from lorawgpu.export.source import ExportSource
 from lorawgpu.export.turn_end import name_turn_end
 from lorawgpu.export.weights_file import Raw, read_weights, write_weights
 from lorawgpu.families.config import ModelConfig
+from lorawgpu.families.modules import EMBEDDING
+from lorawgpu.families.modules import HEAD as LM_HEAD
 from lorawgpu.families.rope import Rope
 from lorawgpu.files.untrusted import read_json_object
+from lorawgpu.lora.ends import end_of
+from lorawgpu.tokenizer.save import save_tokenizer
 from lorawgpu.weights.gguf_checkpoint import GgufCheckpoint
 from lorawgpu.weights.hf_folder import HfFolder, with_activation
 from lorawgpu.weights.options import HIDDEN_ACT
-from lorawgpu.weights.tensors import Dense, expected_tensors
+from lorawgpu.weights.tensors import HEAD, Dense, expected_tensors, narrow
 
 RUNTIME = "merged weights"
 # Half a unit in the last place: relative, and absolute below the smallest normal number.
@@ -51,7 +56,7 @@ def check_mergeable(source: ExportSource, dequantize: bool) -> None:
         )
     if dequantize and not (quantized or source.config.ternary):
         raise UserError("--dequantize is for ternary and quantized models; this one is dense: remove it")
-    if isinstance(source.checkpoint, GgufCheckpoint):
+    if isinstance(source.base, GgufCheckpoint):
         config_json(source.checkpoint)  # some models have none: said before gigabytes are written
 
 
@@ -62,16 +67,20 @@ def description(source: ExportSource) -> str:
 
 def write(folder: Path, source: ExportSource) -> None:
     write_weights(folder, merged_tensors(source))
-    if isinstance(source.checkpoint, GgufCheckpoint):
-        write_hf_files(folder, source.checkpoint)
+    if isinstance(source.base, GgufCheckpoint):
+        write_hf_files(folder, source.checkpoint, merged_config(source))
     else:
         _copy_files(folder, source)
+    if source.checkpoint.own_tokenizer:
+        for name in ("added_tokens.json", "special_tokens_map.json"):
+            (folder / name).unlink(missing_ok=True)  # the base's
+        save_tokenizer(folder, source.checkpoint.tokenizer(), source.config.max_position_embeddings)
     name_turn_end(folder, source)
 
 
 def _copy_files(folder: Path, source: ExportSource) -> None:
     """What a base folder has next to its weights; the config of a dequantized model says so."""
-    for path in source.checkpoint.path.iterdir():
+    for path in source.base.path.iterdir():
         if path.is_file() and path.suffix in COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
     config = read_json_object(folder / "config.json")
@@ -81,9 +90,14 @@ def _copy_files(folder: Path, source: ExportSource) -> None:
         for key in ("quantization_config", "quantization", "dtype"):
             changed.pop(key, None)
         changed["torch_dtype"] = "bfloat16" if source.config.ternary else "float32"
-    if source.checkpoint.untied:  # older loaders would tie them, whatever the weights say
+    if source.base.untied:  # older loaders would tie them, whatever the weights say
         changed["tie_word_embeddings"] = False
-    if changed != config:
+    text = changed.get("text_config", changed)
+    if unties(source):
+        changed["tie_word_embeddings"] = text["tie_word_embeddings"] = False
+    if source.config.vocab_size != source.base.config.vocab_size:
+        text["vocab_size"] = source.config.vocab_size
+    if changed != read_json_object(folder / "config.json"):
         (folder / "config.json").write_text(json.dumps(changed, indent=2) + "\n")
 
 
@@ -91,11 +105,27 @@ def merged_tensors(source: ExportSource) -> Iterator[tuple[str, Dense | Raw]]:
     """All tensors of the merged model, one at a time. Raises CheckFailed for a value that overflows its dtype."""
     for base in base_tensors(source):
         tensor, change = base.tensor, source.effect.get(base.module)
+        if is_changed_end(base.module, source):
+            yield from _ends(base, source)
+            continue
         if change is not None:
-            tensor = narrow(tensor.float32() + change.delta(), tensor.dtype)
-            if not np.isfinite(tensor.float32()).all():
-                raise CheckFailed(f"{base.name}: with the adapter merged, a value overflows {tensor.dtype}")
+            tensor = _narrowed(base.name, tensor.float32() + change.delta(), tensor.dtype)
         yield base.name, tensor
+
+
+def _narrowed(name: str, values: np.ndarray, dtype: str) -> Dense:
+    tensor = narrow(values, dtype)
+    if not np.isfinite(tensor.float32()).all():
+        raise CheckFailed(f"{name}: with the adapter merged, a value overflows {dtype}")
+    return tensor
+
+
+def _ends(base: BaseTensor, source: ExportSource) -> Iterator[tuple[str, Dense]]:
+    """The merged embedding or head in the base's dtype; also the head, if the merged model is no longer tied."""
+    end = end_of(base.module)
+    yield base.name, _narrowed(base.name, end_values(source, end), base.tensor.dtype)
+    if end == EMBEDDING and unties(source):
+        yield HEAD, _narrowed(HEAD, end_values(source, LM_HEAD), base.tensor.dtype)
 
 
 def check(folder: Path, source: ExportSource) -> str:
@@ -103,6 +133,9 @@ def check(folder: Path, source: ExportSource) -> str:
     stored, kept, lost, dtypes = read_weights(folder), 0.0, 0.0, set()
     for base in base_tensors(source):
         name, tensor, change = base.name, base.tensor, source.effect.get(base.module)
+        if is_changed_end(base.module, source):
+            _check_ends(folder, stored, base, source)
+            continue
         got = stored.pop(name, None)
         if got is None:
             raise CheckFailed(f"{folder}, read back: {name} is missing")
@@ -130,6 +163,18 @@ def check(folder: Path, source: ExportSource) -> str:
     )
 
 
+def _check_ends(folder: Path, stored: dict[str, Dense | Raw], base: BaseTensor, source: ExportSource) -> None:
+    for name, want in _ends(base, source):
+        got = stored.pop(name, None)
+        if (
+            got is None
+            or got.dtype != want.dtype
+            or _shape(got) != _shape(want)
+            or not _same_bytes(got.data, want.data)
+        ):
+            raise CheckFailed(f"{folder}, read back: {name} is not base plus change, rounded")
+
+
 def _shape(tensor: Dense | Raw) -> tuple[int, ...]:
     return tensor.shape if isinstance(tensor, Raw) else tensor.data.shape
 
@@ -143,7 +188,7 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
 def reopen(folder: Path, source: ExportSource) -> HfFolder:
     """Open the export as a checkpoint. Raises CheckFailed if its config describes another model than the base."""
     checkpoint = HfFolder(folder, str(folder))
-    if not same_model(checkpoint.config, source.config):
+    if not same_model(checkpoint.config, merged_config(source)):
         raise CheckFailed(
             f"{folder}, read back: its config.json does not describe the same model as {source.checkpoint.name}"
         )
@@ -186,7 +231,7 @@ def remarks(source: ExportSource) -> list[str]:
             "quantizing them again destroys the adapter. Serve base model and adapter unmerged (--to peft or gguf)"
         ]
     if source.checkpoint.quantized:
-        unmerged = "gguf" if isinstance(source.checkpoint, GgufCheckpoint) else "peft"
+        unmerged = "gguf" if isinstance(source.base, GgufCheckpoint) else "peft"
         return [
             "the base model was quantized: the folder holds its dequantized weights in float32. Quantizing them again "
             f"changes them; to keep the base model as it is, serve it with the adapter unmerged (--to {unmerged})"

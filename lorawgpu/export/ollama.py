@@ -14,7 +14,7 @@ FILE = "Modelfile"
 
 def is_merged(source: ExportSource, asked: bool) -> bool:
     """Whether the model is merged: on request, and always from a folder, because Ollama's adapters need a GGUF base."""
-    return asked or not isinstance(source.checkpoint, GgufCheckpoint)
+    return asked or not isinstance(source.base, GgufCheckpoint)
 
 
 def write_modelfile(folder: Path, source: ExportSource, merged: bool, system: str | None) -> list[str]:

@@ -31,25 +31,23 @@ class Probe:
         self.layout = AdapterLayout(source.lora, source.config)
         self.engine = self._engine(self.model, self.layout)
         self.ours = self._logits(self.engine)
-        self.engine.load("params", {name: np.zeros_like(t) for name, t in source.tensors.items()})
-        self.base = self._logits(self.engine)
-        self.engine.load("params", source.tensors)
+        self.base = self._logits(self.engine, adapter=False)
         self.effect = relative(self.ours, self.base)
 
     def _engine(self, model, layout=None) -> Engine:
         tensors = self.source.tensors if layout else None
         return Engine(self.device, model, Options(TOKENS, TOKENS), layout, tensors, kernels=self.kernels)
 
-    def _logits(self, engine: Engine) -> np.ndarray:
+    def _logits(self, engine: Engine, adapter: bool = True) -> np.ndarray:
         ids = (np.arange(TOKENS) * 7919 % self.source.config.vocab_size).astype(np.int32)
-        return engine.logits(flatten([Sample(ids, ids)], TOKENS), np.arange(TOKENS))
+        return engine.logits(flatten([Sample(ids, ids)], TOKENS), np.arange(TOKENS), adapter)
 
     def adapter(self, effect: dict[str, WeightChange]) -> list[str]:
         """Run with the adapter that was read back; returns the error of the logits, and the losses.
 
         CheckFailed if the error is too large.
         """
-        read = as_tensors(self.source.lora, effect)
+        read = self.source.ends | as_tensors(self.source.lora, effect)
         self.engine.load("params", read)
         theirs = self._logits(self.engine)
         self.engine.load("params", self.source.tensors)

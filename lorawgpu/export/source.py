@@ -10,12 +10,14 @@ import numpy as np
 from lorawgpu.config.model_options import kept_options
 from lorawgpu.errors import UserError
 from lorawgpu.export.effect import WeightChange, effect_of
+from lorawgpu.export.ends import trained_ends
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.files.hub import is_hub_name
 from lorawgpu.generate.prompts import Prompts, special_tokens_of, template_for
 from lorawgpu.lora.base_name import base_for, named_base
 from lorawgpu.lora.peft_config import LoraConfig
 from lorawgpu.lora.peft_dir import read_adapter
+from lorawgpu.weights.extended import extended_for
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.options import ModelOptions
 
@@ -35,6 +37,16 @@ class ExportSource:
     @property
     def config(self) -> ModelConfig | None:
         return self.checkpoint.config if self.checkpoint else None
+
+    @property
+    def base(self) -> Checkpoint:
+        """The base model as its files have it, without rows for new tokens."""
+        return self.checkpoint.stored_as
+
+    @cached_property
+    def ends(self) -> dict[str, np.ndarray]:
+        """The adapter's tensors of embedding and head."""
+        return trained_ends(self.tensors)
 
     @property
     def ternary(self) -> bool | None:
@@ -88,5 +100,6 @@ def open_source(
         checkpoint = open_checkpoint(model, options, kept_options(folder))
     except UserError as error:
         raise UserError(f"the base model {model}: {error}") from None
+    checkpoint = extended_for(checkpoint, folder)
     lora, tensors = read_adapter(folder, checkpoint.config)
     return ExportSource(folder, lora, tensors, named or checkpoint.name, checkpoint)

@@ -13,6 +13,8 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
 SUMS_FILE = "SHA256SUMS"
 
+TOKENIZER_FILE = "tokenizer.json"  # of a model folder, and of an adapter that adds tokens
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"  # of a model folder and of an export
 MORE_TEMPLATES = "additional_chat_templates"  # there, the folder of templates by name
 TOOL_USE_FILE = f"{MORE_TEMPLATES}/tool_use.jinja"

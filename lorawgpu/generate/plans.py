@@ -16,7 +16,7 @@ from lorawgpu.gpu import Device, KernelCache, Plan, Tensor, Workspace
 from lorawgpu.gpu.submit_budget import first_rate, flops_per_submit
 from lorawgpu.model.context import AdapterBuffers, Context, NonFiniteIds, StepData
 from lorawgpu.model.decode import Scratch, decode_forward, decode_head, decodes
-from lorawgpu.model.head import cap_logits, logits_forward
+from lorawgpu.model.head import HeadAdapter, cap_logits, logits_forward
 from lorawgpu.model.kv_cache import KVCache
 from lorawgpu.model.rope_tables import RopeTables
 from lorawgpu.model.transformer import infer_forward
@@ -109,7 +109,7 @@ class DecodePlans:
                     decode_head(c, logits, x, scratch)
                 else:
                     x, rstd = self._hidden(c), c.work.take((rows,), label="rstd")
-                    logits_forward(c, logits, c.take(c.hidden, "norm"), rstd, x, rows)
+                    logits_forward(c, logits, c.take(c.hidden, "norm"), rstd, x, rows, HeadAdapter.take(c, rows))
                 cap_logits(c, logits, rows)
             record_sample(plan, self.buffers, logits, self.rows, self.state, count=rows)
             self._steps[rows] = plan

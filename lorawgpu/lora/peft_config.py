@@ -3,14 +3,15 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from lorawgpu.errors import UserError
-from lorawgpu.families.modules import ALL_MODULES
+from lorawgpu.families.modules import ALL_MODULES, EMBEDDING, ENDS, HEAD
 from lorawgpu.files.untrusted import brief, read_json_object
+from lorawgpu.lora.ends import check_modules_to_save, check_token_indices
 
 # Keys without effect on what the adapter computes, except together with others that are rejected.
 _NO_EFFECT = {
@@ -19,7 +20,8 @@ _NO_EFFECT = {
 }  # fmt: skip
 _READ = {
     "alpha_pattern", "bias", "exclude_modules", "init_lora_weights", "layers_to_transform", "lora_alpha",
-    "lora_dropout", "peft_type", "r", "rank_pattern", "target_modules", "use_rslora",
+    "lora_dropout", "modules_to_save", "peft_type", "r", "rank_pattern", "target_modules", "trainable_token_indices",
+    "use_rslora",
 }  # fmt: skip
 # Other initializations (pissa, olora, corda, loftq, ...) also change the base weights that the adapter relies on.
 _HARMLESS_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -34,7 +36,8 @@ class LoraConfig:
     """The supported part of PEFT's LoraConfig. Modules are paths such as "model.layers.0.self_attn.q_proj".
 
     target_modules: names, or one string, which is a regex of whole module paths. `rank_pattern` and `alpha_pattern` map
-    regexes of module paths to values that override `r` and `alpha`.
+    regexes of module paths to values that override `r` and `alpha`. `modules_to_save` are trained whole, and of
+    `trainable_token_indices`, module name to ids, rows; both are for the embedding and the head (lora/ends.py).
     """
 
     r: int
@@ -44,6 +47,8 @@ class LoraConfig:
     dropout: float = 0.0
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
+    modules_to_save: tuple[str, ...] = ()
+    trainable_token_indices: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def targets(self, module: str) -> bool:
         """As PEFT's check_target_module_exists: a name is a full path, or the end of one after a dot."""
@@ -94,7 +99,7 @@ def lora_config_json(lora: LoraConfig, base_model_name: str, prefix: str = "") -
         "init_lora_weights": True,
         "lora_alpha": _integral(lora.alpha),
         "lora_dropout": lora.dropout,
-        "modules_to_save": None,
+        "modules_to_save": list(lora.modules_to_save) or None,
         "peft_type": "LORA",
         "r": lora.r,
         "target_modules": _written_targets(lora.target_modules, prefix),
@@ -102,6 +107,8 @@ def lora_config_json(lora: LoraConfig, base_model_name: str, prefix: str = "") -
     }
     if lora.use_rslora:
         config["use_rslora"] = True
+    if rows := lora.trainable_token_indices:
+        config["trainable_token_indices"] = rows[EMBEDDING] if list(rows) == [EMBEDDING] else rows
     if lora.rank_pattern:
         config["rank_pattern"] = lora.rank_pattern
     if lora.alpha_pattern:
@@ -115,8 +122,8 @@ def _written_targets(targets: tuple[str, ...] | str, prefix: str) -> list[str] |
         return f"(?={re.escape(prefix)})(?:{targets})" if prefix else targets
     if not prefix:
         return list(targets)
-    names = "|".join(re.escape(target.removeprefix(prefix)) for target in targets)
-    return rf"{re.escape(prefix)}(.*\.)?({names})"
+    names = "|".join(re.escape(target.removeprefix(prefix)) for target in targets if target != HEAD)
+    return rf"{re.escape(prefix)}(.*\.)?({names})" + (f"|{HEAD}" if HEAD in targets else "")
 
 
 def _integral(alpha: float) -> int | float:
@@ -133,11 +140,6 @@ def read_lora_config(path: Path, modules: Sequence[str]) -> LoraConfig:
         raise UserError(f"{path}: peft_type is {brief(config.get('peft_type'))}; only LORA adapters are supported")
     if config.get("use_dora"):
         raise UserError(f"{path}: use_dora: DoRA adapters are not supported; train a plain LoRA adapter instead")
-    if config.get("modules_to_save"):
-        raise UserError(
-            f"{path}: modules_to_save {brief(config['modules_to_save'])} is not supported: "
-            "it replaces whole modules, but the base model is frozen here"
-        )
     if config.get("bias", "none") != "none":
         raise UserError(f'{path}: bias is {brief(config["bias"])}; trained biases are not supported, wanted "none"')
     init = config.get("init_lora_weights")
@@ -157,7 +159,17 @@ def read_lora_config(path: Path, modules: Sequence[str]) -> LoraConfig:
         dropout=_number(path, {"lora_dropout": 0.0} | config, "lora_dropout", low=0, below=1),
         rank_pattern=_patterns(path, config, "rank_pattern", whole=True),
         alpha_pattern=_patterns(path, config, "alpha_pattern"),
+        modules_to_save=_checked(path, config, "modules_to_save", check_modules_to_save),
+        trainable_token_indices=_checked(path, config, "trainable_token_indices", check_token_indices),
     )
+
+
+def _checked(path: Path, config: dict, key: str, check: Callable):
+    """The value of a key of the ends of the model, as `check` returns it."""
+    try:
+        return check(config.get(key) or [])
+    except ValueError as error:
+        raise UserError(f"{path}: {key} is {brief(config[key])}: {error}") from None
 
 
 def _is_empty(value: object) -> bool:
@@ -194,7 +206,9 @@ def _targets(path: Path, config: dict, modules: Sequence[str]) -> tuple[str, ...
         return tuple(modules)
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise UserError(f"{path}: target_modules is {brief(targets)}; wanted a list of module names")
-    return tuple(t for t in targets if t.split(".")[-1] in ALL_MODULES or any(matches(t, module) for module in modules))
+    return tuple(
+        t for t in targets if t.split(".")[-1] in (*ALL_MODULES, *ENDS) or any(matches(t, module) for module in modules)
+    )
 
 
 def _patterns(path: Path, config: dict, key: str, whole=False) -> dict:

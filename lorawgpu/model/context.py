@@ -4,10 +4,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lorawgpu.families.modules import EMBEDDING, HEAD
 from lorawgpu.gpu import Plan, Workspace
 from lorawgpu.gpu.tensor import DTYPES, Tensor, padded
+from lorawgpu.lora.flat import Flat, take, write
 from lorawgpu.lora.layout import AdapterLayout
 from lorawgpu.model.rope_tables import RopeTables
+from lorawgpu.ops.matmul import Segments
+from lorawgpu.ops.stores import F32
+from lorawgpu.ops.weight import Part, Weight
 from lorawgpu.weights.device_model import Layer, Model
 
 ROW_BLOCK = 64  # rows of a block are a multiple: whole tiles, and views that begin at aligned bytes
@@ -25,6 +30,7 @@ class StepData:
     segment_end: Tensor
     target_rows: Tensor
     target_ids: Tensor
+    order: Tensor  # rows sorted by id, for the gradient of the embedding; the tail is -1
     per_layer: tuple[Tensor, ...] = ()  # [rows, padded(P)] of each layer: rows of the table of per-layer inputs
     width: int = 0  # P
     staging: np.ndarray | None = None  # [layers, rows, padded(P)] on the host, where the rows are sorted by layer
@@ -40,6 +46,7 @@ class StepData:
             *(one(n, capacity) for n in ("ids", "position", "slot", "kv_start", "segment_end")),
             one("target_rows", targets),
             one("target_ids", targets),
+            one("order", capacity),
             *_per_layer(device, model, capacity),
         )
 
@@ -47,7 +54,8 @@ class StepData:
         """The same buffers, cut to `count` rows."""
         cut = [t.view(0, (count,)) for t in (self.ids, self.position, self.slot, self.kv_start, self.segment_end)]
         per_layer = tuple(t.view(0, (count, t.shape[1])) for t in self.per_layer)
-        return StepData(*cut, self.target_rows, self.target_ids, per_layer, self.width, self.staging)
+        order = self.order.view(0, (count,))
+        return StepData(*cut, self.target_rows, self.target_ids, order, per_layer, self.width, self.staging)
 
     def write_per_layer(self, device, model: Model, ids: np.ndarray) -> None:
         """Gather the table's rows of the tokens `ids` from disk and write them for each layer."""
@@ -73,13 +81,46 @@ def _per_layer(device, model: Model, capacity: int) -> tuple:
 
 @dataclass(frozen=True)
 class AdapterBuffers:
-    """The flat buffers of an adapter. Inference has only `params`."""
+    """The flat buffers of an adapter. Inference has only `params`. `ids`: those of the trained rows, and the row of
+    each id or -1, for EMBEDDING and HEAD."""
 
     layout: AdapterLayout
-    params: Tensor
-    grads: Tensor | None = None
-    m: Tensor | None = None
-    v: Tensor | None = None
+    params: Flat
+    grads: Flat | None = None
+    m: Flat | None = None
+    v: Flat | None = None
+    ids: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def create(device, layout: AdapterLayout, tensors: dict, **training: Flat) -> "AdapterBuffers":
+        """With the values of `tensors`, by PEFT name. training: the buffers of gradients and moments."""
+        params, ids = take(device, layout.buffers, "adapter params", "adapter"), {}
+        write(device, params, layout.flatten(tensors))
+        for tokens in {id(t): t for t in layout.tokens.values()}.values():
+            rows = np.full(layout.model.vocab_size, -1, np.int32)
+            rows[list(tokens.ids)] = np.arange(len(tokens.ids))
+            pair = (
+                device.upload(np.array(tokens.ids, np.int32), label="trained ids", kind="adapter"),
+                device.upload(rows, label="rows of ids", kind="adapter"),
+            )
+            ids |= dict.fromkeys(tokens.ends, pair)
+        return AdapterBuffers(layout, params, ids=ids, **training)
+
+    def matrix(self, end: str) -> Weight | None:
+        """A matrix that is trained whole, or None."""
+        if end not in self.layout.matrices:
+            return None
+        rows, columns = self.layout.matrices[end].stored
+        parts = (Part(*rows, tensor, F32) for rows, tensor in self.rows_of(self.params, end))
+        return Weight(rows, columns, Segments((rows,), (1.0,)), tuple(parts))
+
+    def rows_of(self, flat: Flat, end: str) -> list[tuple[tuple[int, int], Tensor]]:
+        """The parts of such a matrix in a flat buffer, each with its range of rows."""
+        slot = self.layout.matrices[end]
+        width = slot.stored[1]
+        return [
+            ((a, b), flat.view(slot.start + a * width, (b - a, width), slot.name)) for a, b in self.layout.parts(end)
+        ]
 
     def group(self, layer: int, name: str):
         """The GroupLayout of a layer's group, or None if the group has no adapter."""
@@ -151,3 +192,11 @@ class Context:
 
     def group(self, layer: Layer, name: str):
         return self.adapter.group(layer.index, name) if self.adapter else None
+
+    @property
+    def embedding(self) -> Weight:
+        return self.adapter and self.adapter.matrix(EMBEDDING) or self.model.embedding
+
+    @property
+    def head(self) -> Weight:
+        return self.adapter and self.adapter.matrix(HEAD) or self.model.head

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from lorawgpu.gpu.tensor import Tensor, padded
 from lorawgpu.model.attention import ATTENTION
+from lorawgpu.model.embedding import embed
+from lorawgpu.model.head import HeadAdapter, trained_logits
 from lorawgpu.model.mlp import MLP, gate_options
 from lorawgpu.model.per_layer import PER_LAYER, per_layer_input
 from lorawgpu.model.sublayer import Mixer
 from lorawgpu.ops.attention_decode import attention_decode, attention_decode_prepared, fits, parts_shape, stats_shape
 from lorawgpu.ops.decode_state import field
-from lorawgpu.ops.embedding import embedding_forward
 from lorawgpu.ops.lora import lora_up
 from lorawgpu.ops.matvec import (
     MAX_PIECES,
@@ -81,13 +82,11 @@ class Scratch:
 
 def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
     """Return the last hidden state of the tokens in `rows` (ops.decode_state); their k and v go to the caches."""
-    parts = c.model.embedding.parts
-    shape = {"rows": c.rows, "width": c.config.hidden_size, "vocab": c.config.vocab_size}
     x = s.x
-    embedding_forward(c.plan, x, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
+    embed(c, x, field(rows, "ids", c.rows))
     if c.config.per_layer_input:
         c.embedded = c.take(c.hidden, "embedded")
-        embedding_forward(c.plan, c.embedded, field(rows, "ids", c.rows), parts, scale=c.config.embed_scale, **shape)
+        embed(c, c.embedded, field(rows, "ids", c.rows))
     for layer, cache in zip(c.model.layers, caches, strict=True):
         with c.plan.scope(f"layers.{layer.index}"):
             qkv = _up(c, layer, ATTENTION, _view(s.qkv, c.rows, layer.widths.qkv), x, s)
@@ -104,9 +103,12 @@ def decode_forward(c, rows: Tensor, caches, s: Scratch) -> Tensor:
 
 
 def decode_head(c, logits: Tensor, x: Tensor, s: Scratch) -> None:
-    """logits [rows, V] = rmsnorm(x, norm) head^T."""
+    """logits [rows, V] = rmsnorm(x, norm) head^T, with what the adapter trains of the head."""
+    adapter, lora_a, lora = HeadAdapter.take(c, c.rows), None, None
+    if adapter.group:
+        lora_a, lora = _lora(c, adapter.group, adapter.h.view(0, (c.rows, 1, adapter.group.rank)))
     with c.plan.scope("head"):
-        n = _input(c, c.model.head, s)
+        n = _input(c, c.head, s)
         matvec_input(
             c.plan,
             n,
@@ -117,8 +119,20 @@ def decode_head(c, logits: Tensor, x: Tensor, s: Scratch) -> None:
             eps=c.config.rms_norm_eps,
             record_id=c.non_finite.id("norm"),
             weight=c.model.norm,
+            lora_a=lora_a,
         )
-        matvec_forward(c.plan, logits, n, c.model.head, rows=c.rows)
+        matvec_forward(c.plan, logits, n, c.head, rows=c.rows, lora=lora)
+        if adapter.columns:
+            normed, rstd = c.take(c.hidden, "norm"), c.work.take((c.rows,), label="rstd")
+            shape = {"rows": c.rows, "width": c.config.hidden_size}
+            rmsnorm_forward(c.plan, normed, rstd, x, c.model.norm, eps=c.config.rms_norm_eps, **shape)
+            trained_logits(c, logits, normed, c.rows, adapter)
+
+
+def _lora(c, group, h: Tensor) -> tuple:
+    """The A side of a group's adapters, for `matvec_input`, and the B side, for `matvec_forward`."""
+    a = LoraA(h, group.a_all(c.adapter.params), tuple((p.h, p.scale) for p in group.paths))
+    return a, lora_up(group, h, c.adapter.params)
 
 
 def _view(tensor: Tensor, *shape: int) -> Tensor:
@@ -184,11 +198,10 @@ def _attention(c, layer, qkv, rows, cache, s) -> MatvecInput:
 def _project(c, layer, name, role, y, source, s, accumulate=False):
     """y (+)= W(norm(source)) with the adapters of group `name`. No norm if the layer has none for `role`."""
     weight, group = layer.weights[name], c.group(layer, name)
-    lora_a = h = None
+    lora_a = lora = None
     if group:
         pieces = pieces_of(source, layer.spec.norm_width(role), role in layer.norms, weight.int8_input)
-        h = s.h.view(0, (c.rows, pieces, group.rank))
-        lora_a = LoraA(h, group.a_all(c.adapter.params), tuple((p.h, p.scale) for p in group.paths))
+        lora_a, lora = _lora(c, group, s.h.view(0, (c.rows, pieces, group.rank)))
     out, qscale = _input(c, weight, s), s.qscale if weight.int8_input else None
     with c.plan.scope(name):
         matvec_input(
@@ -204,5 +217,4 @@ def _project(c, layer, name, role, y, source, s, accumulate=False):
             qscale=qscale,
             lora_a=lora_a,
         )
-        lora = lora_up(group, h, c.adapter.params) if group else None
         matvec_forward(c.plan, y, out, weight, rows=c.rows, qscale=qscale, lora=lora, accumulate=accumulate)

@@ -1,15 +1,10 @@
 """The forward pass: embedding, then blocks. The objective, or generation, adds the head."""
 
 from lorawgpu.model.block import block_forward
+from lorawgpu.model.embedding import embed
 from lorawgpu.model.saved import Saved, SharedSaved, take_h
-from lorawgpu.ops.embedding import embedding_forward
 
-
-def embed(c, x):
-    """x [rows, C] = the embedding of the batch's ids."""
-    shape = {"rows": c.rows, "width": c.config.hidden_size, "vocab": c.config.vocab_size}
-    embedding_forward(c.plan, x, c.batch.ids, c.model.embedding.parts, scale=c.config.embed_scale, **shape)
-    c.embedded = x
+EMBED = "forward"  # the section of a plan that begins with the embedding
 
 
 def transformer_forward(c, checkpointing: bool):
@@ -20,7 +15,8 @@ def transformer_forward(c, checkpointing: bool):
     """
     x, saved, caches = c.keep(c.hidden, "x"), [], SharedCaches(c)
     shared = SharedSaved(c) if checkpointing else None
-    embed(c, x)
+    embed(c, x, c.batch.ids)
+    c.embedded = x
     for layer in c.model.layers:
         with c.plan.section(forward_section(layer.index)), c.plan.scope(f"layers.{layer.index}"):
             cache = caches.of(layer)
@@ -44,7 +40,8 @@ def infer_forward(c, caches=None):
     another layer reads.
     """
     x, shared, kept = c.take(c.hidden, "x"), SharedSaved(c), SharedCaches(c)
-    embed(c, x)
+    embed(c, x, c.batch.ids)
+    c.embedded = x
     for layer in c.model.layers:
         with c.plan.scope(f"layers.{layer.index}"):
             s = shared.take(layer, caches[layer.index] if caches else kept.of(layer))

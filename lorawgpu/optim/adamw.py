@@ -15,8 +15,9 @@ class AdamW(AdamWSettings):
     def record(self, plan, adapter, state, step, norm, *, record_id):
         """Record norm, clip and update of `adapter` (context.AdapterBuffers). norm f32 [1] receives the norm."""
         limit = plan.device.max_binding // 4 // PIECE_ALIGN * PIECE_ALIGN
-        size = adapter.layout.size
-        spans = [(start, min(start + limit, size)) for start in range(0, size, limit)]
+        spans = [
+            (start, min(start + limit, stop)) for a, stop in adapter.layout.buffers for start in range(a, stop, limit)
+        ]
 
         def pieces(flat):
             return [flat.view(a, (b - a,), flat.label) for a, b in spans]

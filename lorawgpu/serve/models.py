@@ -22,6 +22,7 @@ from lorawgpu.serve.limits import MAX_ADAPTERS
 from lorawgpu.serve.scheduler import Scheduler
 from lorawgpu.serve.text import Marks
 from lorawgpu.serve.tool_calls import Format, format_of
+from lorawgpu.weights.extended import extended_for, rows_of_adapter
 from lorawgpu.weights.loader import Checkpoint
 
 VARIANTS = 4  # of a model that are kept
@@ -101,11 +102,14 @@ class Models:
                 raise ApiError(400, f"{MAX_ADAPTERS} adapters are loaded, the most that may be: unload one first.")
             self._loading.add(name)
         try:
+            if (rows := rows_of_adapter(path)) > self.config.vocab_size:
+                raise UserError(
+                    f"{path}: has rows for {rows - self.config.vocab_size:,} tokens that the base model lacks, and all "
+                    "adapters share its embedding: serve the merged model (lorawgpu export --to merged)"
+                )
             lora, tensors = read_adapter(path, self.config)
             note_other_base(path, self.checkpoint.name)
-            layout = AdapterLayout(lora, self.config)
-            flat = layout.flatten(tensors)
-            served = self._served(name, path, self._put(layout, flat).result())
+            served = self._served(name, path, self._put(AdapterLayout(lora, self.config), tensors).result())
             with self._lock:
                 self._served_by_name[name] = served
             return served
@@ -115,10 +119,9 @@ class Models:
             with self._lock:
                 self._loading.discard(name)
 
-    def _put(self, layout: AdapterLayout, flat) -> Future:
+    def _put(self, layout: AdapterLayout, tensors) -> Future:
         def put() -> BatchDecoder:
-            params = self.shared.device.upload(flat, label="adapter", kind="adapter")
-            return BatchDecoder(self.shared, AdapterBuffers(layout, params))
+            return BatchDecoder(self.shared, AdapterBuffers.create(self.shared.device, layout, tensors))
 
         return self.scheduler.call(put)
 
@@ -145,7 +148,8 @@ class Models:
         return served.variants[key]
 
     def _served(self, name: str, path: Path | None, decoder: BatchDecoder) -> Served:
-        tokenizer = self._tokenizer.with_special_tokens(special_tokens_of(path))
+        own = extended_for(self.checkpoint, path).own_tokenizer
+        tokenizer = (own or self._tokenizer).with_special_tokens(special_tokens_of(path))
         prompts = Prompts(tokenizer, template_for(tokenizer, path, *self._template))
         return Served(name, path, prompts, prompts.stop_ids(self.config.eos_token_ids), decoder)
 

@@ -1,6 +1,7 @@
 """Added tokens: those that a tokenizer matches before it splits anything, as declared next to its tokenizer.json."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 import tokenizers
 from tokenizers import AddedToken
@@ -73,3 +74,47 @@ def _token(value: object, key: str, source: str) -> AddedToken:
     special = bool(value.get("special"))
     flags = {"normalized": not special} | {flag: bool(value[flag]) for flag in FLAGS if flag in value}
     return AddedToken(content, special=special, **flags)
+
+
+def extended(
+    backend: tokenizers.Tokenizer, tokens: Sequence[str], overrides: Mapping[int, str], source: str
+) -> tokenizers.Tokenizer:
+    """A copy with other spellings for some added tokens, by id, and with more tokens, which get the next ids.
+
+    As axolotl's `added_tokens_overrides` and `tokens`. UserError for an id that is not an added token, and for a
+    spelling that another token has.
+    """
+    data = json.loads(backend.to_str())
+    by_id = {token["id"]: token for token in data.get("added_tokens") or []}
+    vocabulary = data["model"].get("vocab")
+    for number, text in overrides.items():
+        if number not in by_id:
+            raise UserError(
+                f"added_tokens_overrides: {number} is not the id of an added token of {source}; only those, such "
+                "as the reserved ones, can be spelled in another way"
+            )
+        if (other := backend.token_to_id(text)) not in (None, number):
+            raise UserError(f"added_tokens_overrides: {brief(text)} is token {other} of {source} already")
+        old, by_id[number]["content"] = by_id[number]["content"], text
+        if isinstance(vocabulary, dict) and vocabulary.get(old) == number:
+            vocabulary[text] = vocabulary.pop(old)
+        elif isinstance(vocabulary, list) and number < len(vocabulary):
+            vocabulary[number][0] = text
+        _respell(data.get("post_processor"), old, text)
+    with_them = tokenizers.Tokenizer.from_str(json.dumps(data))
+    with_them.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    return with_them
+
+
+def _respell(processor: object, old: str, new: str) -> None:
+    """Rename a token that a post-processor adds."""
+    if not isinstance(processor, dict):
+        return
+    for part in processor.get("processors") or []:
+        _respell(part, old, new)
+    for template in (processor.get("single") or []) + (processor.get("pair") or []):
+        if isinstance(template, dict) and (template.get("SpecialToken") or {}).get("id") == old:
+            template["SpecialToken"]["id"] = new
+    named = processor.get("special_tokens")
+    if isinstance(named, dict) and old in named:
+        named[new] = named.pop(old) | {"id": new, "tokens": [new]}

@@ -1,6 +1,6 @@
 """A tokenizer that works in a worker process: what everything uses that reads a model of strangers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -39,6 +39,12 @@ class GuardedTokenizer(guard.Kept):
     def with_special_tokens(self, tokens: dict[str, str]) -> "GuardedTokenizer":
         """As `Tokenizer.with_special_tokens`."""
         return GuardedTokenizer(self.where, Tokenizer.with_special_tokens, self, tokens) if tokens else self
+
+    def with_added(
+        self, tokens: Sequence[str], overrides: Mapping[int, str], rows: int | None = None
+    ) -> "GuardedTokenizer":
+        """As `Tokenizer.with_added`."""
+        return GuardedTokenizer(self.where, Tokenizer.with_added, self, list(tokens), dict(overrides), rows)
 
     @cached_property
     def digest(self) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from lorawgpu.files.run_folder import CHAT_TEMPLATE_FILE, TOOL_USE_FILE
 from lorawgpu.files.untrusted import brief, decoded, read_bytes, read_json_object
 from lorawgpu.guard import doing
 from lorawgpu.guard.limits import DECODING, TOKENIZING
-from lorawgpu.tokenizer.added_tokens import SPECIAL_TOKENS, add_declared
+from lorawgpu.tokenizer.added_tokens import SPECIAL_TOKENS, add_declared, extended
 from lorawgpu.tokenizer.gguf import backend_from_gguf, bos_eos_processor, user_errors
 
 if TYPE_CHECKING:
@@ -104,13 +104,26 @@ class Tokenizer:
                 raise UserError(f"{file.path}: {key} is {brief(template)}; wanted a string.")
         return cls(backend, named, templates[0], str(file.path), rows, templates[1])
 
+    def with_added(self, tokens: Sequence[str], overrides: Mapping[int, str], rows: int | None = None) -> "Tokenizer":
+        """The same tokenizer with more tokens, and with other spellings of added ones, by id.
+
+        rows: of the model's embedding, which grows by those of the new tokens. UserError as `added_tokens.extended`.
+        """
+        with user_errors(self.source):
+            backend = extended(self._backend, tokens, overrides, self.source)
+        old = {self.token(number): text for number, text in overrides.items()}
+        named = {name: old.get(token, token) for name, token in self.special_tokens.items()}
+        ids = [backend.token_to_id(token) for token in tokens]
+        rows = None if rows is None else max(rows, *(i + 1 for i in ids), 0)
+        return Tokenizer(backend, named, self.chat_template, self.source, rows, self.tool_use_template)
+
     def with_special_tokens(self, tokens: dict[str, str]) -> "Tokenizer":
         """The same tokenizer with other special tokens by name. UserError for one that is not in the vocabulary."""
         for name, token in tokens.items():
             if self.token_id(token) is None:
                 raise UserError(
                     f"special_tokens: {name} {brief(token)} is not in the vocabulary of {self.source}, and a new token "
-                    "would need a trained embedding; choose a token that is there"
+                    "would need a trained embedding; choose a token that is there, or add it to `tokens` too"
                 )
         if not tokens:
             return self

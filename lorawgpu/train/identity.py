@@ -39,6 +39,8 @@ def adapter_identity(lora: LoraConfig) -> dict[str, Any]:
         "lora_alpha": lora.alpha,
         "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
         "use_rslora": lora.use_rslora,
+        "lora_modules_to_save": list(lora.modules_to_save),
+        "peft_trainable_token_indices": {end: list(ids) for end, ids in lora.trainable_token_indices.items()},
         "rank_pattern": lora.rank_pattern,
         "alpha_pattern": lora.alpha_pattern,
     }

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from lorawgpu.engine.engine import Engine
 from lorawgpu.errors import CheckFailed, UserError
 from lorawgpu.generate.answer import Answerer
 from lorawgpu.generate.prompts import Prompts
 from lorawgpu.generate.sampling import Sampling
+from lorawgpu.lora.peft_dir import idle_adapter
 from lorawgpu.train.setup import Run
 
 TOKENS = 64  # maximum length of an answer
@@ -22,7 +21,7 @@ class Samples:
     """
 
     def __init__(self, run: Run, engine: Engine):
-        self.engine, self.text = engine, run.text
+        self.engine, self.text, self.lora, self.checkpoint = engine, run.text, run.lora, run.checkpoint
         self.prompts = run.config.sample_prompts if engine.exchange.leads else []
         if not self.prompts:
             return
@@ -47,9 +46,9 @@ class Samples:
         ]
 
     def base_answers(self, advance: Advance | None = None) -> list[dict[str, str]]:
-        """The base model's answers: the adapter's parameters are set to zero while the decoder reads them."""
-        kept = self.engine.tensors()
-        self.engine.load("params", {name: np.zeros_like(tensor) for name, tensor in kept.items()})
+        """The base model's answers: the adapter's parameters have no effect while the decoder reads them."""
+        kept, checkpoint = self.engine.tensors(), self.checkpoint
+        self.engine.load("params", idle_adapter(self.lora, checkpoint.config, checkpoint.rows))
         try:
             return self.answers(advance)
         finally:

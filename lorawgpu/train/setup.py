@@ -33,7 +33,9 @@ from lorawgpu.optim.schedule import Schedule, schedule_of
 from lorawgpu.tokenizer.guarded import GuardedTokenizer
 from lorawgpu.train.identity import adapter_identity, model_digest, start_digest
 from lorawgpu.train.loggers import require_loggers
+from lorawgpu.train.new_tokens import check_trained, extend, with_tokens
 from lorawgpu.util.later import Later
+from lorawgpu.weights.extended import extended_for, folder_of_tokenizer
 from lorawgpu.weights.hf_folder import read_config
 from lorawgpu.weights.loader import Checkpoint, open_checkpoint
 from lorawgpu.weights.quantized import QuantizedAtLoad
@@ -118,9 +120,13 @@ def text_setup_without_weights(config: TrainConfig) -> TextSetup:
     folder = Path(config.base_model)
     if not folder.is_dir():
         options, kept = config.overrides_of_model_config, kept_options(config.start_from)
-        return text_setup_of_model(config, open_checkpoint(config.base_model, options, kept))
-    vocab_size = read_config(folder).vocab_size if (folder / "config.json").exists() else None
-    return text_setup(config, partial(GuardedTokenizer.from_hf_folder, folder, vocab_size), vocab_size)
+        checkpoint = extended_for(open_checkpoint(config.base_model, options, kept), config.start_from)
+        return text_setup_of_model(config, extend(config, checkpoint)[0])
+    rows = read_config(folder).vocab_size if (folder / "config.json").exists() else None
+    own = folder_of_tokenizer(Path(config.start_from)) if config.start_from else None
+    return text_setup(
+        config, lambda: with_tokens(config, GuardedTokenizer.from_hf_folder(own or folder, rows), rows), rows
+    )
 
 
 def cache_dir(config: TrainConfig) -> Path:
@@ -185,9 +191,11 @@ def prepare(
     kept = {**kept_options(config.start_from), **kept_options(resumed)}
     checkpoint = open_checkpoint(config.base_model, config.overrides_of_model_config, kept)
     config = _with_options(config, checkpoint)
+    checkpoint, new_tokens = extend(config, extended_for(checkpoint, config.start_from))
     if config.quantize_to and not (config.load_in_4bit and checkpoint.in_4bit):
         checkpoint = QuantizedAtLoad(checkpoint, *config.quantize_to)
-    lora, start = start_adapter(config, checkpoint.config)
+    lora, start = start_adapter(config, checkpoint.config, checkpoint.rows)
+    check_trained(new_tokens, lora, checkpoint.config)
     if config.start_from:
         note_other_base(config.start_from, checkpoint.name)
     text = text_setup_of_model(config, checkpoint)

@@ -4,6 +4,7 @@ from lorawgpu.chat.prompt_check import prompt_note
 from lorawgpu.engine.engine import Engine
 from lorawgpu.gpu.device import ADAPTER_LIMITS
 from lorawgpu.gpu.submit_budget import first_rate
+from lorawgpu.lora.ends import end_paths, saved_name
 from lorawgpu.ops.stores import STORES
 from lorawgpu.train.setup import Run
 from lorawgpu.train.shares import exchange_seconds
@@ -106,7 +107,22 @@ def _stores(checkpoint: Checkpoint) -> str:
 def _adapter(run: Run) -> str:
     trained = sum(t.size for t in run.start.values())
     source = f", continued from {run.config.start_from}" if run.config.start_from else ""
-    return f"r {run.lora.r}, alpha {run.lora.alpha:g}, {trained:,} trainable parameters{source}"
+    return f"r {run.lora.r}, alpha {run.lora.alpha:g}, {trained:,} trainable parameters{source}{_ends(run)}"
+
+
+def _ends(run: Run) -> str:
+    """What is trained of embedding and head without LoRA, and the memory of a whole matrix."""
+    lora, text = run.lora, ""
+    for end, ids in lora.trainable_token_indices.items():
+        text += f"; {len(ids)} rows of {end}"
+    if lora.modules_to_save:
+        names = (saved_name(end_paths(run.checkpoint.config)[end]) for end in lora.modules_to_save)
+        nbytes = 16 * sum(run.start[name].size for name in names)
+        text += (
+            f"; all of {' and '.join(lora.modules_to_save)} in float32: {mib(nbytes)} with gradients and moments, "
+            "next to the model's own (peft_trainable_token_indices trains the rows of some tokens only)"
+        )
+    return text
 
 
 def _data(run: Run) -> str:

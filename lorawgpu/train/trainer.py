@@ -20,6 +20,7 @@ from lorawgpu.errors import CheckFailed, DeviceError, UserError, explain
 from lorawgpu.files.run_folder import METRICS_FILE, checkpoint_name
 from lorawgpu.gpu import device_errors
 from lorawgpu.gpu.submit_budget import flops_per_submit
+from lorawgpu.tokenizer.save import save_tokenizer
 from lorawgpu.train.border import Ask, Border
 from lorawgpu.train.checkpoint import Snapshot, newest_checkpoint, prune_checkpoints, save_checkpoint
 from lorawgpu.train.evaluator import Evaluator, Stopped
@@ -117,6 +118,8 @@ class Trainer:
             return Progress(NoLog(), total, self.state.step, open(os.devnull, "w"))
         folder.mkdir(parents=True, exist_ok=True)
         kept = [write_config(folder, self.config.dump_yaml(), self.config_path), set_metrics_aside(folder)]
+        if self.run.checkpoint.own_tokenizer:
+            save_tokenizer(folder, self.run.text.tokenizer, self.run.checkpoint.config.max_position_embeddings)
         loggers = open_loggers(self.config.report_to, folder, self.config.model_dump())
         log = MetricsLog(folder / METRICS_FILE, self.state.step or None, loggers)
         kept.append(missing_records(folder / METRICS_FILE, log.records, self.state))

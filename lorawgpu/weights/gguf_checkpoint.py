@@ -210,6 +210,7 @@ def _scale_of(name: str) -> str:
 
 def lost_window(checkpoint: Checkpoint, longest: int) -> str:
     """What to tell a user whose sequences are longer than a window that a GGUF of Mistral does not hold, or ""."""
+    checkpoint = checkpoint.stored_as
     if not isinstance(checkpoint, GgufCheckpoint) or longest <= MISTRAL_WINDOW or not checkpoint.may_lack_a_window:
         return ""
     return (

@@ -19,7 +19,7 @@ class QuantizedAtLoad(Checkpoint):
             advice = f"remove {key}, and if adapter is qlora, set it to lora"
             raise UserError(f"{base.name}: is quantized already; {advice}.")
         self.base, self.config, self.path, self.name = base, base.config, base.path, base.name
-        self.norm_offset, self.options = base.norm_offset, base.options
+        self.norm_offset, self.options, self.own_tokenizer = base.norm_offset, base.options, base.own_tokenizer
         self._store, self._shapes = STORES[store], expected_tensors(base.config)
 
     def settings(self) -> bytes:

@@ -11,6 +11,7 @@ import numpy as np
 from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.families.modules import ALL_MODULES
+from lorawgpu.families.modules import EMBEDDING as EMBED_TOKENS
 from lorawgpu.files.dtypes import widen
 
 if TYPE_CHECKING:
@@ -38,6 +39,15 @@ class Dense:
     def float32(self) -> np.ndarray:
         """The values widened to float32, which is exact."""
         return widen(self.data, self.dtype)
+
+
+def narrow(values: np.ndarray, dtype: str) -> Dense:
+    """float32 rounded to nearest, ties to even."""
+    if dtype != "bf16":
+        with np.errstate(over="ignore"):
+            return Dense(values.astype({"f16": np.float16, "f32": np.float32}[dtype]), dtype)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return Dense(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), dtype)
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,8 @@ class Checkpoint(ABC):
     options: Mapping[str, str] = {}  # what the user said about it (weights/options.py)
     has_i2_s: bool = False  # whether any matrix is of a type whose layout the user may have to say
 
+    own_tokenizer: "GuardedTokenizer | None" = None  # with tokens that the files do not have
+
     norm_offset = 0.0  # what the model adds to the stored weights of norms
 
     @property
@@ -96,6 +108,16 @@ class Checkpoint(ABC):
     @property
     def head_name(self) -> str:
         return self.embedding_name if self.config.tie_word_embeddings else HEAD
+
+    @property
+    def stored_as(self) -> "Checkpoint":
+        """The checkpoint as the files hold it."""
+        return self
+
+    def rows(self, end: str, ids: np.ndarray | None = None) -> np.ndarray:
+        """Rows of EMBEDDING or HEAD (families/modules.py) as float32, those of `ids` or all."""
+        name = self.embedding_name if end == EMBED_TOKENS else self.head_name
+        return (self.dense(name) if ids is None else self.gather(name, ids)).float32()
 
     def readings(self) -> "dict[str, Checkpoint]":
         """By name, the checkpoints that the files may hold, if they leave that open; none if they do not."""

@@ -5,6 +5,12 @@ its own is listed by its {expressions}.
 """
 
 ELSEWHERE = {
+    # embedding, head and new tokens
+    "and nothing trains its row": "test_new_tokens.py",
+    "added_tokens_overrides: ": "test_new_tokens.py: spellings that cannot be",
+    "rows of the embedding, this base model": "test_new_tokens.py",
+    "tokens that the base model lacks": "test_serve.py",
+    "which an adapter for {runtime} cannot hold": "test_export_ends.py",
     # `train` and `evaluate`, which have their own list
     "{format_problems(": "test_errors.py: everything that is wrong with a config",
     "no entry": "test_config.py",

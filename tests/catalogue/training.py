@@ -49,6 +49,11 @@ def only_tests(folder):
     return ["train", write_config(folder, datasets=[{"path": str(folder / "set")}])]
 
 
+def ends(*values, **keys):
+    """A run on the tied golden model with such settings of its embedding and head."""
+    return lambda folder: ["train", write_config(folder, **keys), *(part for v in values for part in ("--set", v))]
+
+
 def cut(name):
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:-1])
 
@@ -73,6 +78,15 @@ CASES = {
     "a setting without a value": (option("--set", "lora_r"), "--set lora_r: wanted key=value"),
     "a setting that is not YAML": (option("--set", "lora_r=[1"), "--set: lora_r: got '[1'; input should be a valid i"),
     "a setting of no entry": (option("--set", "datasets.7.path=a"), "datasets has no entry 7: it has 1, count"),
+    "an end in two ways": (ends("lora_modules_to_save=[lm_head]", "lora_target_modules=[lm_head]"),
+                           "lm_head is in lora_modules_to_save and in lora_target_modules: train it in one of"),
+    "a row beyond the table": (ends("peft_trainable_token_indices=[500000]"), "token 500000 is outside of the"),
+    "rows of a tied head": (ends("peft_trainable_token_indices={embed_tokens: [5], lm_head: [6]}"),
+                            "lm_head is tied to embed_tokens: give the ids for that alone"),
+    "a tied head in two ways": (ends("peft_trainable_token_indices=[5]", "lora_modules_to_save=[lm_head]"),
+                                "trains rows of lm_head too, which is tied to embed_tokens"),
+    "an embedding with per-layer inputs": (ends("peft_trainable_token_indices=[5]", base_model=str(GOLDEN / "gemma4")),
+                                           "the per-layer inputs of Gemma 4 depend on it too"),
     "too little memory": (option("--dry-run", "--memory", "0.1MB"),
                           "--memory 0.1MB: nothing fits. The least is"),
     "an existing run": (partial(resume, choice=None), "already holds a run, up to checkpoint-7: continue it with"),
