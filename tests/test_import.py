@@ -58,7 +58,7 @@ REJECTED = {
     "modules_to_save": ({"modules_to_save": ["score"]}, "modules_to_save is ['score']: wanted a list"),
     "bias": ({"bias": "lora_only"}, "bias is 'lora_only'; trained biases are not supported"),
     "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
-    "trainable_token_indices": ({"trainable_token_indices": [1]}, "'trainable_token_indices' is [1]"),
+    "trainable_token_indices": ({"trainable_token_indices": ["a"]}, "trainable_token_indices"),
     "layer_replication": ({"layer_replication": [[0, 2]]}, "'layer_replication' is [[0, 2]]"),
     "prompt tuning": ({"peft_type": "PROMPT_TUNING"}, "peft_type is 'PROMPT_TUNING'; only LORA"),
 }

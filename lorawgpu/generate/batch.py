@@ -5,7 +5,7 @@ neither on its neighbors nor on its slots: an answer is the same, whoever else i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -15,10 +15,10 @@ from lorawgpu.errors import UserError
 from lorawgpu.families.config import ModelConfig
 from lorawgpu.generate.plans import CLEAN, DecodePlans, Shared
 from lorawgpu.generate.sampling import Sampling
-from lorawgpu.gpu import Plan
+from lorawgpu.gpu import Plan, Workspace
 from lorawgpu.gpu.tensor import padded
 from lorawgpu.model.context import AdapterBuffers
-from lorawgpu.model.head import cap_logits, logits_forward
+from lorawgpu.model.head import HeadAdapter, cap_logits, logits_forward
 from lorawgpu.model.kv_cache import SPAN_ALIGN, KVCache
 from lorawgpu.ops.decode_state import MAX_SEQUENCES
 from lorawgpu.ops.matvec import MAX_ROWS
@@ -110,14 +110,21 @@ class BatchDecoder(DecodePlans):
         """The head on SCORED rows of a pass, or as many as there are, into `logits`, which no step needs just then."""
         if (rows, start) not in self._scores:
             plan, count = Plan(self.device, self.shared.kernels), min(SCORED, rows - start)
-            c = self._context(plan, count, self.prefill_data.rows(count))
+            self._head_work.rewind()
+            c = replace(self._context(plan, count, self.prefill_data.rows(count)), work=self._head_work)
             n, rstd = (tensor.view(0, (count, *tensor.shape[1:])) for tensor in self._normed)
             logits = self.logits.rows(0, count)
             with plan.section("head"):
-                logits_forward(c, logits, n, rstd, self.prefill_plan(rows)[1].rows(start, start + count), count)
+                hidden, adapter = self.prefill_plan(rows)[1].rows(start, start + count), HeadAdapter.take(c, count)
+                logits_forward(c, logits, n, rstd, hidden, count, adapter)
                 cap_logits(c, logits, count)
             self._scores[rows, start] = plan
         return self._scores[rows, start]
+
+    @cached_property
+    def _head_work(self) -> Workspace:
+        """Scratch of the head: that of passes holds the hidden states."""
+        return Workspace(self.device)
 
     @cached_property
     def _normed(self) -> tuple:
