@@ -36,7 +36,7 @@ def test_it_serves_until_ctrl_c(llm_folder, llm):
         stream = client.completions.create(model="mine", prompt="hello", max_tokens=80, stream=True)
         next(stream)
         server.send_signal(signal.SIGINT)
-        out, err = server.communicate(timeout=20)
+        out, err = server.communicate(timeout=60)
     assert server.returncode == 130 and out == "" and "Traceback" not in err
     assert "serving tiny, mine\n" in err
 
