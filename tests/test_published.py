@@ -10,6 +10,7 @@ from lorawgpu.weights.tensors import expected_tensors
 
 MILLIONS = {  # parameters by transformers' count, without Gemma 4's layer scalars
     "bitnet-2b": 2412.8, "falcon3-1b-1.58bit": 1669.4, "smollm2-135m": 134.5, "llama-3.2-1b": 1235.8,
+    "smollm2-360m": 361.8, "smollm2-1.7b": 1711.4, "tinyllama-1.1b": 1100.0,
     "llama-3.2-3b": 3212.7, "llama-3.1-8b": 8030.3, "qwen2.5-1.5b": 1543.7, "qwen3-0.6b": 596.0, "qwen3-4b": 4022.5,
     "gemma-3-1b": 999.9, "gemma-4-e2b": 4628.6, "smollm3-3b": 3075.1, "phi-4-mini": 3836.0, "tiny": 0.1,
 }  # fmt: skip

@@ -125,6 +125,7 @@ def run(argv: list[str]) -> None:
             service.close()
     if errors:
         raise errors[0]
+    raise KeyboardInterrupt  # uvicorn passes Ctrl-C on, which has no effect where a shell had it ignored
 
 
 def announce(args: Namespace, listener: socket.socket, names: list[str]) -> None:
